@@ -447,5 +447,5 @@ async def test_the_metrics_that_are_defined_are_those_that_are_made(stage: Stage
     collector = ReportCollector(stage.status, INTERVALS, lambda: HelperState(up=True))
     made = await asyncio.to_thread(lambda: {one.name.removeprefix("partage_") for one in collector.collect()})
     # No label asks for a layout here, and no agent of a compute node knows jobs.
-    assert METRICS.keys() - made == {"mig_config_state", "job_info"}
+    assert METRICS.keys() - made == {"mig_config_state", "job_info", "job_memory_limit_bytes"}
     assert made <= METRICS.keys()

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.edges.hardware.peaks import KEEP_ENDED_S, MOST_OWNERS, WINDOW_S, PeakKeeper
+from partage.model.driver_limit import LimitAt
 from partage.model.gpu_use import GpuProcess, Processes, ProcessKind
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid, ResourceName
 from partage.model.samples import DeviceMemory, GpuSample, MigSample, ProcessActivity, Samples
@@ -115,6 +116,15 @@ def test_what_belongs_to_nobody_is_listed_with_the_reason() -> None:
 def test_a_job_has_its_sluid_where_slurm_names_directories_so() -> None:
     (job,) = usage_of(samples(row(1, GIB, SLUID)), {}, grants()).jobs
     assert job.job == "s5K1KKYAYG5D00"
+
+
+def test_what_is_counted_for_the_cgroup_of_a_job_needs_no_process() -> None:
+    amounts = {"s5K1KKYAYG5D00": 5 * GIB, "78": GIB, "79": 0}
+    counted = {LimitAt(ContainerId(name), GPU): amount for name, amount in amounts.items()}
+    found = usage_of(samples(row(1, GIB, SLUID)), {}, grants(), counted=counted)
+    used = {job.job: (job.amount.used_bytes, job.amount.processes) for job in found.jobs}
+    assert used == {"s5K1KKYAYG5D00": (5 * GIB, 1), "78": (GIB, 0)}
+    assert found.containers == ()
 
 
 def test_a_holder_without_processes_uses_nothing_only_where_all_of_them_are_visible() -> None:

@@ -24,7 +24,7 @@ from partage.agent.loop import Loop
 from partage.agent.observers.containers import NodeContainers
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.former_holders import FormerHolders
-from partage.agent.observers.memory_limits import MemoryLimitsObserver
+from partage.agent.observers.memory_limits import ContainerHolders, MemoryLimitsObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
 from partage.agent.observers.pipe_tenants import PipeTenantsObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
@@ -109,7 +109,8 @@ class KubeletService(NodeService):
         self.cdi = CdiSpecs(options.cdi_dir_of, ask, clock)
         self.guard = GuardFiles(options.run_dir)
         containers = NodeContainers(hardware, self.ledger, options.container_logs, clock, ask, intervals)
-        self.memory_limits = MemoryLimitsObserver(containers, status.counts)
+        self.limit_holders = ContainerHolders(containers)
+        self.memory_limits = MemoryLimitsObserver(hardware, intervals, status.counts, self.limit_holders)
         self.watchdog = Watchdog(
             containers,
             holders_known=self.pod_resources.knows_holders,
@@ -271,7 +272,8 @@ class KubeletService(NodeService):
     def _allocated(self) -> None:
         self.pod_resources.allocated()
         self.pipe_tenants.soon()
-        self.memory_limits.soon()
+        if self.limit_holders.any:
+            self.memory_limits.soon()
 
     def _refused(self, resource: ResourceName, refusal: NoRoom) -> None:
         now_s = self.clock()

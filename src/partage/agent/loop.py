@@ -109,7 +109,8 @@ class Loop(Struct):
             waited=any(done.plan.waiting.values()), answer=bool(done.view.withdrawn)
         )
         parts.watchdog.update(parts.policies.desired, self.view.offer)
-        parts.memory_limits.update(self.view.offer, seen.node.inventory)
+        if parts.limit_holders.update(self.view.offer, seen.node.inventory):
+            parts.memory_limits.soon()
         self._publish(seen.node, done.plan)
         parts.reconciler.published(done.plan)
         self._report(seen, done, began_s)

@@ -57,6 +57,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         gpus=tuple(_gpu_row(gpu, time_of, report.doubts) for gpu in report.gpus),
         resources=_resource_rows(report, status),
         held=tuple(_entry_row(entry, time_of) for entry in report.entries),
+        jobs=report.jobs,
         watch=None if observation is None else watch_row(observation, time_of),
         use=use_row(status.use_seen(), status.clock(), time_of),
         offer=as_seen(report.offer, report.entries),

@@ -192,6 +192,7 @@ def _draw(node: ShownNode, path: str) -> None:
 def _print(node: ShownNode, console: Console) -> None:
     from partage.answers.render.picture import legend, picture
     from partage.answers.render.rows import (
+        job_lines,
         limit_lines,
         links_sentence,
         pending_lines,
@@ -240,6 +241,9 @@ def _print(node: ShownNode, console: Console) -> None:
         if report.held:
             console.print()
             console.print(holders_table(shown_shares(report), node.offer))
+        for gpu in inventory:
+            for line in job_lines(report.jobs, gpu.uuid):
+                console.print(f"GPU {gpu.index}: {line}")
         from partage.answers.render.use_tables import use_tables
 
         console.print()
@@ -247,6 +251,6 @@ def _print(node: ShownNode, console: Console) -> None:
             console.print(made)
         pending = pending_lines(inventory, report.pending)
         cordon = (report.cordon,) if report.cordon else ()
-        waiting = (*limit_lines(report.held), *waiting_lines(report.waiting))
+        waiting = (*limit_lines(report.held, report.jobs), *waiting_lines(report.waiting))
         for line in (*cordon, *waiting, *pending, *report.messages):
             console.print(f"! {line}", style="yellow")

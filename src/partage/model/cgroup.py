@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from partage.model.ids import ContainerId, PodUid
+from partage.model.ids import ContainerId, JobCgroup, PodUid
 from partage.values import Frozen
 
 _POD = re.compile(
@@ -67,6 +67,15 @@ class Owner(Frozen):
 
     def __bool__(self) -> bool:
         return bool(self.pod or self.container or self.job)
+
+    @property
+    def limited(self) -> ContainerId:
+        """Whose memory its cgroup limits and counts: the container's, or that of a Slurm job that is in no
+        pod and no container. Empty: nobody's.
+        """
+        if self.container or self.pod or self.job is None:
+            return self.container
+        return JobCgroup(ContainerId(self.job.job))
 
 
 def parse_cgroup(lines: Iterable[str]) -> Owner:

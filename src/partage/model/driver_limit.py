@@ -27,6 +27,10 @@ NO_LIMIT_BYTES = 2**64 - 1
 """What the driver takes, and answers, for no hard limit: all ones."""
 
 
+NO_CGROUP = "it has no cgroup any more, or not yet"
+"""Why nothing was read of a container or a job, a clause."""
+
+
 class LimitBackend(StrEnum):
     """What counts the memory of a cgroup.
 
@@ -116,7 +120,7 @@ class LimitState(Frozen):
 
 
 class LimitAt(Frozen, order=True):
-    """The place of a limit: the cgroup of a container, and one GPU (UUID)."""
+    """The place of a limit: the cgroup of a container, or of a Slurm job (``JobCgroup``), and one GPU."""
 
     container: ContainerId
     gpu: GpuUuid

@@ -30,6 +30,11 @@ unit of its memory, ``<uuid>-_-<n>``.
 ContainerId = NewType("ContainerId", str)
 """A container's id in its runtime, 64 hexadecimal digits; not its name in the pod. Empty: no container."""
 
+JobCgroup = NewType("JobCgroup", ContainerId)
+"""What the cgroup of a Slurm job is called by: its number, or since 26.05 its SLUID. Where cgroups are
+limited and counted it stands for the id of a container; it is shorter than one.
+"""
+
 PodUid = NewType("PodUid", str)
 """UID of a pod, with dashes; of a static pod the hash of its manifest; not its name. Empty: no pod."""
 
@@ -53,6 +58,16 @@ _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _SHARE_ID = re.compile(
     rf"(GPU-{_UUID}|MIG-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+)(({_SEPARATOR}|{_UNIT_SEPARATOR})\d+)?", re.ASCII
 )
+
+
+def cgroup_owner(container: ContainerId) -> str:
+    """``container 0123456789ab``, or ``Slurm job 71``."""
+    return f"Slurm job {container}" if is_job(container) else f"container {container[:12]}"
+
+
+def is_job(container: ContainerId) -> bool:
+    """Whether a job stands for a container (``JobCgroup``)."""
+    return 0 < len(container) < 64
 
 
 def parse_resource_name(text: str) -> ResourceName:

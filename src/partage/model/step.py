@@ -12,7 +12,7 @@ from typing import assert_never
 
 from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode
-from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid, cgroup_owner
 from partage.model.mps import ClientLimits, DaemonSpec, MpsNamespace
 from partage.model.strategy import Interval
 from partage.units import format_bytes
@@ -219,10 +219,10 @@ class SetNamespace(Tagged):
 
 
 class SetMemoryLimit(Tagged):
-    """Set the driver's hard memory limit of a container's cgroup again, where it was lost. Done when it has
-    been read back. Lowered below what is in use, it evicts nothing. Cannot be undone.
+    """Set the driver's hard memory limit of a cgroup again, where it was lost. Done when it has been read
+    back. Lowered below what is in use, it evicts nothing. Cannot be undone.
 
-    limit_bytes: whole MiB.
+    container: as in ``LimitAt``. limit_bytes: whole MiB.
     """
 
     gpu: GpuUuid
@@ -230,7 +230,7 @@ class SetMemoryLimit(Tagged):
     limit_bytes: int
 
     def __str__(self) -> str:
-        return f"limit container {self.container[:12]} to {format_bytes(self.limit_bytes)}"
+        return f"limit {cgroup_owner(self.container)} to {format_bytes(self.limit_bytes)}"
 
 
 def _part(gpu: GpuUuid, device: DeviceUuid) -> str:

@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from partage.errors import Problem
 from partage.model.health import Health, HealthState, HealthStatus
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
+from partage.model.ids import DeviceUuid, GpuUuid, JobCgroup, ResourceName, ShareId, device_of
 from partage.model.mps import DaemonState
 from partage.model.node_labels import NodeLabels
 from partage.model.policy import Drain, Policy
-from partage.model.share import DeviceRow, GpuOffer, NodeOffer
+from partage.model.share import DeviceRow, GpuOffer, Guarantee, NodeOffer
 from partage.model.strategy import Strategy
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger_entry import NAMED, Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import NAMED, Certainty, HeldLimit, LedgerEntry
 from partage.plan.turn import TurnResult
 from partage.values import Answer, Frozen
 
@@ -210,6 +210,19 @@ class DependencyProblems(Frozen):
     limits: str = ""
 
 
+class JobLimit(Frozen):
+    """What was read of the driver's memory limit of a Slurm job on one GPU. job: its number. cgroup: what its
+    cgroup, and the metrics, call it. user: its owner; empty: not known. guarantee: what is true of it now.
+    """
+
+    job: int
+    cgroup: JobCgroup
+    user: str
+    gpu: GpuUuid
+    guarantee: Guarantee
+    limit: HeldLimit
+
+
 class ReportTime(Frozen):
     """When a report was made.
 
@@ -232,7 +245,7 @@ class Report(Frozen):
     mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
     labels are not known. labels: of the Node; None: not known. other_labels: who else writes the same
     labels, a sentence; empty for nobody. slurm_waits: why the node is not yet as Slurm is to have it; empty
-    if it is, or if it is no node of Slurm.
+    if it is, or if it is no node of Slurm. jobs: those of Slurm whose memory the driver is to limit.
     """
 
     made: ReportTime
@@ -251,6 +264,7 @@ class Report(Frozen):
     labels: NodeLabels | None = None
     other_labels: str = ""
     slurm_waits: str = ""
+    jobs: tuple[JobLimit, ...] = ()
 
     @property
     def is_settled(self) -> bool:

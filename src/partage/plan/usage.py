@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.driver_limit import LimitAt
 from partage.model.gpu_use import GpuProcess, ProcessKind
-from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, is_job
 from partage.model.samples import DeviceMemory, GpuSample, OwnerPeak, ProcessActivity, Samples
 from partage.model.share import DeviceOffer, Guarantee, weakest
 from partage.plan.serve.ledger_entry import Holder
@@ -131,7 +131,7 @@ def usage_of(
         for container in _containers(samples, seen.usages, names, granted, done)
     ]
     unnamed = [row for usage in seen.usages if usage.holder is None for row in usage.processes]
-    jobs = _jobs(samples, seen.unattributed, done)
+    jobs = _jobs(samples, seen.unattributed, done, counted)
     rest = tuple(_rest(samples, seen.unattributed, unnamed))
     kept = sorted(containers, key=lambda use: (not use.shares, use.gpu, use.device, use.holder))[:MOST_ROWS]
     some_jobs = jobs[: MOST_ROWS - len(kept)]
@@ -243,12 +243,18 @@ def _jobs(
     samples: Samples,
     unattributed: Iterable[GpuProcess],
     done: Mapping[tuple[GpuUuid, int], ProcessActivity],
+    counted: Mapping[LimitAt, int],
 ) -> list[JobUse]:
     rows: dict[tuple[GpuUuid, DeviceUuid, str], list[GpuProcess]] = {}
     for row in unattributed:
         if job := _job(row):
             rows.setdefault((row.gpu, row.device or row.gpu, job), []).append(row)
     found = {key: _amount(some, samples, done) for key, some in rows.items()}
+    for at, used_bytes in counted.items():
+        whole: tuple[GpuUuid, DeviceUuid, str] = at.gpu, at.gpu, at.container
+        if whole in found or (used_bytes and is_job(at.container)):
+            amount = found.get(whole, DeviceUse())
+            found[whole] = replace(amount, used_bytes=used_bytes, peak_bytes=used_bytes, partly=False)
     for peak in samples.peaks:
         if peak.job is not None and not peak.container and not peak.pod:
             key = peak.gpu, peak.device, peak.job.job

@@ -13,7 +13,8 @@ from typing import NewType
 
 from msgspec import field
 
-from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.driver_limit import DriverLimit
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, JobCgroup
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.values import Frozen
@@ -175,6 +176,8 @@ class NodeDevices(Frozen, kw_only=True):
 JobId = NewType("JobId", int)
 """Slurm's number of a job, SLURM_JOB_ID. Each task of a job array has one of its own."""
 
+_SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}", re.ASCII)
+
 RECORD_VERSION = 1
 
 
@@ -215,7 +218,8 @@ class JobRecord(JobOfUser):
     the guard's files are; empty: it gets none. leader: the first component of a heterogeneous job, if this is
     one of its components: the tasks of all components are told the leader's number as SLURM_JOB_ID, while
     their prologs have their own (seen on 22.05.8, 24.11.5 and 26.05.5). None: it is a plain job. decided:
-    False while its prolog starts MPS daemons, and may still refuse it.
+    False while its prolog starts MPS daemons, and may still refuse it. sluid: Slurm's other name of it, since
+    26.05; empty: it has none.
     """
 
     devices: tuple[JobDevice, ...]
@@ -225,11 +229,36 @@ class JobRecord(JobOfUser):
     leader: JobId | None = None
     decided: bool = True
     version: int = RECORD_VERSION
+    sluid: str = ""
 
     @property
     def gres(self) -> str:
         """What it has, as a request: ``mps:25``, ``gpu:h100:2``."""
         return as_request(self.devices)
+
+    @property
+    def cgroup(self) -> JobCgroup:
+        """What its cgroup is called by."""
+        return job_cgroup(self.job, self.sluid)
+
+    @property
+    def limits(self) -> tuple[DriverLimit, ...]:
+        """The driver's memory limits that it has to have, one for each GPU; none where it must not run."""
+        amounts: dict[GpuUuid, int] = {}
+        for device in self.devices:
+            if device.limited and not self.refused:
+                amounts[device.gpu] = amounts.get(device.gpu, 0) + device.memory_bytes
+        return tuple(DriverLimit(gpu, amount) for gpu, amount in amounts.items())
+
+
+def job_cgroup(job: JobId, sluid: str) -> JobCgroup:
+    """What the cgroup of a job is called by: since 26.05 its SLUID, before its number."""
+    return JobCgroup(ContainerId(sluid or str(job)))
+
+
+def read_sluid(value: object) -> str:
+    """A SLUID; empty for anything else."""
+    return value if isinstance(value, str) and _SLUID.fullmatch(value) else ""
 
 
 def as_request(devices: Iterable[JobDevice]) -> str:
@@ -285,7 +314,8 @@ class LiveNode(Frozen):
 class LiveJob(Frozen):
     """A job on a node. gpus: Slurm's indexes of its GPUs, as in SLURM_JOB_GPUS; None: not known.
 
-    gres: what it holds, ``gpu:h100:2`` or ``mps:25``. name: what its owner calls it; empty: not known.
+    gres: what it holds, ``gpu:h100:2`` or ``mps:25``. name: what its owner calls it; empty: not known. sluid:
+    as in ``JobRecord``.
     """
 
     job: JobId
@@ -295,6 +325,12 @@ class LiveJob(Frozen):
     gpus: tuple[int, ...] | None = None
     gres: str = ""
     name: str = ""
+    sluid: str = ""
+
+    @property
+    def cgroup(self) -> JobCgroup:
+        """What its cgroup is called by."""
+        return job_cgroup(self.job, self.sluid)
 
     @property
     def holds_gpus(self) -> bool:

@@ -119,9 +119,9 @@ def task_prolog_command(*, run_dir: str) -> int:
     try:
         with JobRecords(Path(run_dir)) as records:
             found = records.of_task(job)
-            limited = {record.job for record in found.jobs if records.limits_held(record.job)}
+            limited = records.limits_held()
     except OSError:
-        found, limited = Records(), set()
+        found, limited = Records(), frozenset()
     answer = _answer(job, found, limited, run_dir.rstrip("/"))
     sys.stdout.write(answer.text())
     return answer.code

@@ -17,6 +17,8 @@ from partage.units import GIB
 from tests.edges.hardware.conftest import Subject
 
 LIMIT_S = 10.0
+NEVER = [ContainerId("e" * 64), ContainerId("4000000000"), ContainerId("sZZZZZZZZZZZZZ")]
+"""A container, and jobs by number and SLUID."""
 
 
 async def test_the_inventory_is_ordered_complete_and_the_same_when_nothing_happens(subject: Subject) -> None:
@@ -44,18 +46,22 @@ async def test_of_a_pod_that_never_was_nothing_is_left(subject: Subject) -> None
     assert not (await subject.hardware.left_of([PodUid("0aa9e3a1-0000-4000-8000-000000000001")])).processes
 
 
-async def test_of_a_container_that_never_was_no_limit_is_read(subject: Subject) -> None:
+@pytest.mark.parametrize("name", NEVER)
+async def test_of_a_container_or_job_that_never_was_no_limit_is_read(
+    subject: Subject, name: ContainerId
+) -> None:
     (gpu, *_) = (await subject.hardware.observe()).gpus
-    at = LimitAt(ContainerId("e" * 64), gpu.uuid)
+    at = LimitAt(name, gpu.uuid)
     (seen,) = await subject.hardware.limits([at])
     assert (seen.at, seen.state, seen.cgroup) == (at, None, "")
     assert seen.why
 
 
-async def test_nor_is_one_set_there(acting: Subject) -> None:
+@pytest.mark.parametrize("name", NEVER)
+async def test_nor_is_one_set_there(acting: Subject, name: ContainerId) -> None:
     (gpu, *_) = (await acting.hardware.observe()).gpus
     with pytest.raises((NotFound, Unsupported)):
-        await acting.hardware.perform(SetMemoryLimit(gpu.uuid, ContainerId("e" * 64), GIB))
+        await acting.hardware.perform(SetMemoryLimit(gpu.uuid, name, GIB))
 
 
 async def test_without_mps_daemons_nobody_has_a_pipe(subject: Subject) -> None:

@@ -5,6 +5,7 @@ The driver is the stand-in, whose refusals are those that nvml.h documents. The 
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -210,6 +211,39 @@ async def test_a_cgroup_that_a_container_makes_is_not_taken_for_another_one(limi
     limits.container(f"{HERE}/cri-containerd-{OTHER}.scope")
     assert (await limits.seen(OTHER)).cgroup == ""
     assert (await limits.seen()).cgroup == str(limits.root / HERE)
+
+
+STEPS = "system.slice/g1_slurmstepd.scope"
+
+
+@pytest.mark.parametrize(("name", "place"), [("71", "job_71"), ("s5K1KKYAYG5D00", "s5K1KKYAYG5D00")])
+async def test_the_limit_of_a_slurm_job_is_that_of_the_cgroup_above_its_steps(
+    limits: LimitNode, name: str, place: str
+) -> None:
+    job = ContainerId(name)
+    limits.container(f"{STEPS}/{place}/step_0/user/task_0/slurmstepd.scope/job_72")
+    limits.container(f"{STEPS}/job_711/step_0/user")
+    await limits.set(GIB, job)
+    directory = limits.root / STEPS / place
+    assert limits.recorded == [f"0 {directory} 0 {GIB}"]
+    assert ((await limits.seen(job)).hard_bytes, (await limits.seen(job)).cgroup) == (GIB, str(directory))
+    assert (await limits.seen(ContainerId("72"))).cgroup == "", "a job can make cgroups in its own"
+
+
+async def test_a_job_in_a_container_is_not_taken_for_one_of_the_nodes(limits: LimitNode) -> None:
+    limits.container(f"{HERE}/slurmstepd.scope/job_71/step_0")
+    limits.container(f"{POD}/slurmstepd.scope/job_71/step_0")
+    assert (await limits.seen(ContainerId("71"))).cgroup == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's directories take root")
+async def test_nor_is_a_cgroup_that_a_user_has_made(limits: LimitNode) -> None:
+    """systemd gives each user who logs in a part of the tree."""
+    own = limits.container("user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_71")
+    os.chown(own, 1000, 1000)
+    assert (await limits.seen(ContainerId("71"))).cgroup == ""
+    of_slurm = limits.container(f"{STEPS}/job_71/step_0").parent
+    assert (await limits.seen(ContainerId("71"))).cgroup == str(of_slurm)
 
 
 @pytest.mark.parametrize("limit_bytes", [90 * GIB, 81560 * MIB])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 from msgspec.structs import replace
 
@@ -64,7 +66,7 @@ def seen(container: ContainerId, hard_bytes: int | None, *, cgroup: str = "/c") 
 
 
 def gone(container: ContainerId) -> dict[LimitAt, SeenLimit]:
-    return {at(container): SeenLimit(at(container), why="the container has no cgroup any more, or not yet")}
+    return {at(container): SeenLimit(at(container), why="it has no cgroup any more, or not yet")}
 
 
 def test_a_container_has_to_have_the_sum_of_its_shares() -> None:
@@ -225,3 +227,27 @@ def test_use_says_what_is_counted_and_keeps_the_highest() -> None:
         (use,) = usage_of(samples, NAMES, grants, counted=counted).containers
         assert (use.holder, use.amount.used_bytes, use.amount.peak_bytes) == (A, used, used)
         assert (use.amount.processes, use.guarantee, use.share_bytes) == (1, Guarantee.HARD, SHARE)
+
+
+def test_five_hundred_holders_cost_a_few_milliseconds() -> None:
+    """Looked at every five seconds. Best of several runs, of the processor's time: 5 ms here, 54 before."""
+    row = replace(ROW, count=500)
+    offer: NodeOffer = {CARD.uuid: (row,)}
+    holders = [Holder("team", f"pod-{number}", "main") for number in range(500)]
+    names = {ContainerId(f"{number:064x}"): holder for number, holder in enumerate(holders)}
+    entries = [
+        LedgerEntry(row.resource, row.share_id(number), Certainty.OBSERVED, (holder,), 0.0)
+        for number, holder in enumerate(holders)
+    ]
+
+    def look() -> float:
+        began = process_time()
+        wanted = wanted_limits(entries, offer, names)
+        counted = counted_places(entries, {CARD.uuid}, names)
+        read = {place: SeenLimit(place, LimitState(SHARE), "/c") for place in wanted}
+        assert not to_repair(wanted, read)
+        held = held_limits(entries, offer, names, read, ())
+        assert len(counted) == len(held) == 500
+        return process_time() - began
+
+    assert min(look() for _ in range(10)) < 0.02

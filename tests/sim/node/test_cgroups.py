@@ -14,7 +14,7 @@ from partage.model.driver_limit import (
     LimitState,
     LimitSupport,
 )
-from partage.model.ids import ContainerId, GpuUuid
+from partage.model.ids import ContainerId, GpuUuid, JobCgroup
 from partage.model.step import SetMemoryLimit
 from partage.sim.node.cgroups import CONTEXT_BYTES, AllocationFailed, CgroupTree
 from partage.sim.node.faults import LoseLimits, Occupy, SetMig, Vacate
@@ -208,6 +208,26 @@ async def test_a_lost_limit_is_seen_and_set_again_and_goes_with_the_container() 
     await hardware.perform(SetMemoryLimit(gpu.uuid, CONTAINER, 16 * GIB))
     (again,) = await hardware.limits([at])
     assert again.hard_bytes == 16 * GIB
+    await hardware.inject(Vacate(0))
+    (gone,) = await hardware.limits([at])
+    assert (gone.state, gone.cgroup) == (None, "")
+
+
+@pytest.mark.parametrize("name", ["71", "s5K1KKYAYG5D00"])
+async def test_a_job_of_slurm_has_the_limit_on_the_cgroup_above_its_steps(name: str) -> None:
+    hardware = simulated("misc")
+    (gpu,) = (await hardware.observe()).gpus
+    at = LimitAt(JobCgroup(ContainerId(name)), gpu.uuid)
+    await hardware.inject(Occupy(0, pid=7, memory_bytes=12 * GIB, job=name, limit_bytes=8 * GIB))
+    (seen,) = await hardware.limits([at])
+    assert (seen.state, seen.cgroup.rpartition("/")[2].removeprefix("job_")) == (
+        LimitState(8 * GIB, 0, 8 * GIB),
+        name,
+    )
+    await hardware.inject(LoseLimits(0))
+    await hardware.perform(SetMemoryLimit(gpu.uuid, at.container, 4 * GIB))
+    (again,) = await hardware.limits([at])
+    assert again.hard_bytes == 4 * GIB
     await hardware.inject(Vacate(0))
     (gone,) = await hardware.limits([at])
     assert (gone.state, gone.cgroup) == (None, "")

@@ -54,6 +54,17 @@ def test_without_a_record_slurmctld_says_what_a_job_holds():
     assert (found.user, found.share) == ("anna", "mps:25")
 
 
+def test_since_26_05_a_cgroup_is_called_by_the_sluid_and_a_job_still_by_its_number():
+    sluid = "s5K1KKYAYG5D00"
+    rows = [_process(3, job=7, cgroup=(f"0::/system.slice/slurmstepd.scope/{sluid}/step_0/user/task_0",))]
+    record = replace(_record(7), sluid=sluid)
+    assert unrecorded(rows, [record]) == frozenset()
+    assert unrecorded(rows, [_record(7)]) == {sluid}
+    for records, live in (([record], []), ([], [LiveJob(JobId(7), "RUNNING", 1000, "anna", sluid=sluid)])):
+        (found,) = job_processes(rows, MACHINE, records, live)
+        assert (found.job, found.step, found.user) == ("7", "0", "anna")
+
+
 def test_a_process_of_another_user_in_the_job_is_not_called_the_owners():
     (found,) = job_processes([_process(3, job=7, uid=0)], MACHINE, [_record(7)])
     assert (found.uid, found.user) == (0, "")

@@ -45,13 +45,13 @@ def test_limits_stand_beside_the_record_and_go_with_it(tmp_path):
         records.put(limited)
         assert (tmp_path / "jobs/41.limits").read_text() == f"1 job\n{UUID}={20 << 30}\n"
         assert oct((tmp_path / "jobs/41.limits").stat().st_mode)[-3:] == "644"
-        assert not records.limits_held(JobId(41))
+        assert JobId(41) not in records.limits_held()
         (tmp_path / "jobs/41.held").touch()
-        assert records.limits_held(JobId(41))
-        assert not records.limits_held(JobId(4))
+        assert JobId(41) in records.limits_held()
+        assert JobId(4) not in records.limits_held()
         assert records.read() == Records((limited,))
         records.put(limited)  # the job begins again
-        assert not records.limits_held(JobId(41))
+        assert JobId(41) not in records.limits_held()
         (tmp_path / "jobs/41.held").touch()
         records.put(RECORD)
         assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["41.json"]

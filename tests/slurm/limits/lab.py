@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import json
 
+from partage.plan.report import JobLimit
 from partage.slurm import limits
 from tests.edges.cdi.limit_hook.node import Kept
 from tests.edges.hardware.stub import StubNode
@@ -42,6 +47,10 @@ _STEPD = (
     'mount --bind {stepd} "$0/usr/sbin/slurmstepd" && exec chroot'
 )
 """In a chroot, in place of ``exec chroot``. Since 24.11 slurmstepd starts itself again, by its own name."""
+
+
+Looked = tuple[tuple[JobLimit, ...], tuple[str, ...]]
+"""What is said of each job, and in which cgroups it was read."""
 
 
 def built_plugin(folder: Path, build: Build = OLD) -> Path:
@@ -116,6 +125,43 @@ class LimitLab(JobLab):
             )
             for gpu, directory, soft, hard in rows
         ]
+
+    @contextlib.contextmanager
+    def agent(self) -> Iterator[Callable[[], Looked]]:
+        """What the node's agent sees when it looks now. It is outside of the namespace of cgroups that slurmd
+        has here, so the driver is told the directories once more as they are called there.
+        """
+        agent = subprocess.Popen(
+            [
+                "unshare", "--mount", "--propagation", "private", "sh", "-c",
+                'mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"', "sh",
+                sys.executable, "-m", "tests.slurm.limits.look", self.run_dir, self.driver.root,
+            ],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[2],
+        )  # fmt: skip
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        told, within = self.driver.library.with_name("limits.txt"), "/sys/fs/cgroup/"
+        known = 0
+
+        def look() -> Looked:
+            nonlocal known
+            lines = told.read_text().splitlines(keepends=True) if told.exists() else []
+            of_slurm = [line for line in lines[known:] if GROUP not in line]
+            with told.open("a") as file:
+                file.writelines(line.replace(within, f"{within}{GROUP}/", 1) for line in of_slurm)
+            known = len(lines) + len(of_slurm)
+            assert agent.stdin is not None
+            assert agent.stdout is not None
+            agent.stdin.write("\n")
+            agent.stdin.flush()
+            looked: Looked = json.decode(agent.stdout.readline(), type=Looked)
+            return looked
+
+        try:
+            yield look
+        finally:
+            agent.communicate(timeout=30)
 
     def cgroups(self) -> list[str]:
         """Of jobs that there are now."""

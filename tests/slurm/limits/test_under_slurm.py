@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from partage.model.driver_limit import NO_LIMIT_BYTES
+from partage.plan.serve.ledger_entry import HeldLimit
 from tests.edges.cdi.limit_hook.node import Kept
 from tests.edges.hardware.stub import StubNode
 from tests.slurm.lab import BUILDS, Build
@@ -113,3 +115,26 @@ def test_a_task_without_its_limit_does_not_begin(
         assert set(lab.states().values()) <= {"idle", "comp"}
         driver.write(**{"fail.nvmlDeviceSetMemoryLimits_v1": None})
         assert lab.environment("--gres=shard:1")["PARTAGE_GUARANTEE"] == "hard"
+
+
+def test_the_agent_reads_the_limit_of_a_job_and_sets_it_again_where_it_was_lost(
+    build: Build, plugin: Path, driver: StubNode, tmp_path: Path
+) -> None:
+    told = driver.library.with_name("limits.txt")
+    with LimitLab(build, plugin, driver, tmp_path, backend="misc") as lab, lab.agent() as look:
+        assert look() == ((), ())
+        job = lab.batch("--gres=shard:1", wrap="sleep 60")
+        lab.wait_for((lab.run_dir / f"jobs/{job}.held").exists)
+        quarter = lab.devices[0].memory_bytes // 4 // 2**20 * 2**20
+        ((row,), (directory,)) = look()
+        assert (row.job, row.gpu, row.guarantee) == (job, lab.devices[0].gpu, "hard"), row
+        assert row.limit == HeldLimit(quarter, quarter)
+        assert [directory.rpartition("/")[2]] == lab.cgroups()
+        with told.open("a") as file:
+            file.write(f"0 {directory} 0 {NO_LIMIT_BYTES}\n")
+        ((row,), _) = look()
+        assert row.limit == HeldLimit(quarter, quarter, late=True)
+        assert told.read_text().splitlines()[-1] == f"0 {directory} 0 {quarter}"
+        lab.run("scancel", str(job))
+        lab.wait_for(lambda: not lab.records())
+        assert look() == ((), ())

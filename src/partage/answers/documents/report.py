@@ -27,7 +27,7 @@ from partage.model.share import NodeOffer
 from partage.model.strategy import Strategy
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
-from partage.plan.report import MigConfigReport, PolicyReason, PolicyState
+from partage.plan.report import JobLimit, MigConfigReport, PolicyReason, PolicyState
 from partage.plan.serve.cordon import cordon_sentence
 from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Hold, Holder
 from partage.values import Frozen
@@ -175,7 +175,8 @@ class ReportDocument(Document, kw_only=True):
     """Everything that the agent knows.
 
     reasons: why it is not healthy; degraded: what else is wrong. use: what GPUs and containers do; None: the
-    agent is of a version that does not say it. planned_from: a ``PlannedFrom`` or null,
+    agent is of a version that does not say it. jobs: of Slurm, whose memory the driver is to limit.
+    planned_from: a ``PlannedFrom`` or null,
     which only the same version of Partage can read.
     """
 
@@ -191,6 +192,7 @@ class ReportDocument(Document, kw_only=True):
     gpus: tuple[ReportedGpuRow, ...]
     resources: tuple[ReportedResourceRow, ...]
     held: tuple[EntryRow, ...]
+    jobs: tuple[JobLimit, ...] = ()
     watch: WatchRow | None
     use: UseRow | None = None
     offer: NodeOffer

@@ -16,6 +16,7 @@ from partage.model.gpu import Inventory
 from partage.model.gpu_use import JobProcess
 from partage.model.ids import GpuUuid
 from partage.model.share import NodeOffer
+from partage.plan.report import JobLimit
 from partage.values import Frozen
 
 
@@ -58,7 +59,8 @@ class NodeAnswer(NodeRow, kw_only=True):
     """A node, what it offers, and who holds it. agent: None where none runs, or a policy was given.
 
     slurm_processes: the processes on its GPUs with their Slurm jobs; None where Slurm was not asked.
-    use: what GPUs and containers do, as the agent sampled it last; None without an agent.
+    use: what GPUs and containers do, as the agent sampled it last; None without an agent. jobs: of Slurm,
+    whose memory the driver is to limit.
     """
 
     resources: tuple[ResourceRow, ...]
@@ -66,6 +68,7 @@ class NodeAnswer(NodeRow, kw_only=True):
     agent: ShownAgent | None
     slurm_processes: tuple[JobProcess, ...] | None = None
     use: UseRow | None = None
+    jobs: tuple[JobLimit, ...] = ()
 
 
 class NodeDocument(Document, NodeAnswer):
@@ -88,6 +91,7 @@ def node_document(
         node_row(inventory),
         resources=resource_rows(offer),
         held=() if report is None else shown_shares(report),
+        jobs=() if report is None else report.jobs,
         agent=None if report is None else _agent(report),
         slurm_processes=processes,
         use=None if report is None else report.use,

@@ -11,6 +11,7 @@ from partage.model.gpu import Gpu, Inventory, Link, LostGpu
 from partage.model.ids import GpuUuid
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
+from partage.plan.report import JobLimit
 from partage.plan.serve.ledger_entry import Hold, LedgerEntry
 from partage.text import count_of, listed, numbers
 from partage.units import format_bytes
@@ -119,17 +120,28 @@ def _left_of(entries: Sequence[LedgerEntry | EntryRow]) -> list[str]:
     return sorted(found)
 
 
-def limit_lines(held: Sequence[EntryRow]) -> list[str]:
-    """Containers whose memory limit is not in force, or was not from the start, a sentence each."""
+def job_lines(jobs: Sequence[JobLimit], gpu: GpuUuid) -> list[str]:
+    """The jobs of Slurm that the driver is to limit on a GPU, and what is true of each now."""
+    return [
+        f"job {job.job}{f' of {job.user}' if job.user else ''}: memory limit "
+        f"{format_bytes(job.limit.limit_bytes)}, {job.guarantee}"
+        for job in jobs
+        if job.gpu == gpu
+    ]
+
+
+def limit_lines(held: Sequence[EntryRow], jobs: Sequence[JobLimit]) -> list[str]:
+    """Containers and jobs whose memory limit is not in force, or was not from the start, a sentence each."""
+    limits = [(" or ".join(map(pod_name, entry.holders)) or entry.id, entry.limit) for entry in held]
+    limits += [(f"job {job.job}", job.limit) for job in jobs]
     lines: dict[str, None] = {}
-    for entry in held:
-        if entry.limit is None:
+    for who, limit in limits:
+        if limit is None:
             continue
-        who = " or ".join(map(pod_name, entry.holders)) or entry.id
-        amount = format_bytes(entry.limit.limit_bytes)
-        if not entry.limit.in_force:
-            lines[f"the memory limit of {who}, {amount}, was not seen in force: {entry.limit.reason}"] = None
-        elif entry.limit.late:
+        amount = format_bytes(limit.limit_bytes)
+        if not limit.in_force:
+            lines[f"the memory limit of {who}, {amount}, was not seen in force: {limit.reason}"] = None
+        elif limit.late:
             lines[f"the memory limit of {who}, {amount}, was set late: until then it had none"] = None
     return list(lines)
 

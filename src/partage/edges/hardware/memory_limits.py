@@ -4,7 +4,7 @@ Layouts and return codes: nvml.h of branch 615 (``nvmlSetMemoryLimits_v1_t``, ``
 as nvidia-ml-py has them. None of it was seen with a driver of that branch. The kernel's dmem files are read
 and never written: the driver adds soft limits to the cgroups above, and a value written by hand does not.
 
-The cgroup of a container is found by its id, in the node's tree of cgroup v2.
+The cgroup of a container is found by its id, that of a Slurm job by its name, in the tree of cgroup v2.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from partage.edges.host import procfs
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound, Unsupported
 from partage.model.cgroup import owner_of
 from partage.model.driver_limit import (
+    NO_CGROUP,
     NO_LIMIT_BYTES,
     LimitAt,
     LimitBackend,
@@ -31,7 +32,7 @@ from partage.model.driver_limit import (
     SeenLimit,
 )
 from partage.model.gpu import MigMode
-from partage.model.ids import ContainerId, GpuUuid, PciBusId
+from partage.model.ids import ContainerId, GpuUuid, PciBusId, cgroup_owner
 from partage.model.step import SetMemoryLimit
 
 _DEEPEST = 16
@@ -39,9 +40,11 @@ _DEEPEST = 16
 
 
 class ContainerCgroups:
-    """Finds the cgroup of a container by its id. A directory is looked for once, and used while it is there.
+    """Finds the cgroup of a container by its id, and of a job by what it is called by (``JobCgroup``). A
+    directory is looked for once, and used while it is there.
 
-    Only the outermost cgroup with an id counts: a container can make cgroups in its own with any name.
+    Only the outermost cgroup with an id counts: a container can make cgroups in its own with any name. So can
+    a user whom systemd has given a part of the tree: a job's has to be root's.
     """
 
     def __init__(self, root: Path) -> None:
@@ -66,20 +69,28 @@ class ContainerCgroups:
         return {container: self._found[container] for container in containers if container in self._found}
 
     def _walked(self) -> Iterator[tuple[ContainerId, Path]]:
-        """Every container of the node, and its outermost directory."""
+        """Every container and job of the node, and its outermost directory."""
         open_ = [(self._root, "", ContainerId(""))]
         while open_:
             directory, path, inside = open_.pop()
             owner = owner_of(path)
-            if owner.container and owner.container != inside:
-                yield owner.container, directory
-                if owner.pod:
-                    continue  # what is below is the container's own
+            of_job = bool(owner.limited) and not owner.container
+            if owner.limited != inside and not (of_job and not _is_ours(directory)):
+                yield owner.limited, directory
+                if owner.pod or of_job:
+                    continue  # what is below is the container's own, or the job's
             if path.count("/") < _DEEPEST:
                 open_ += [
-                    (directory / name, f"{path}/{name}", owner.container)
-                    for name in _subdirectories(directory)
+                    (directory / name, f"{path}/{name}", owner.limited) for name in _subdirectories(directory)
                 ]
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether root has made it, or the user of this process."""
+    try:
+        return directory.stat().st_uid in (0, os.geteuid())
+    except OSError:  # it was removed meanwhile
+        return False
 
 
 def _subdirectories(directory: Path) -> list[str]:
@@ -181,7 +192,7 @@ def _read(
 ) -> SeenLimit:
     directory = found.get(at.container)
     if directory is None:
-        return SeenLimit(at, why="the container has no cgroup any more, or not yet")
+        return SeenLimit(at, why=NO_CGROUP)
     if at.gpu not in handles:
         return SeenLimit(at, cgroup=str(directory), why="the GPU does not answer")
     try:
@@ -199,7 +210,7 @@ def set_limit(nvml: Nvml, cgroups: ContainerCgroups, step: SetMemoryLimit) -> No
         raise Unsupported(f"cannot {step}: {blind}")
     directory = cgroups.find([step.container]).get(step.container)
     if directory is None:
-        raise NotFound(f"container {step.container[:12]} has no cgroup")
+        raise NotFound(f"{cgroup_owner(step.container)} has no cgroup")
     handle = nvml.gpu_handle(step.gpu)
     limits = nvml.structure("c_nvmlSetMemoryLimits_v1_t")
     limits.nameSpace = os.fsencode(directory)

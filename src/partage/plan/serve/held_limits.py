@@ -1,4 +1,5 @@
 """Which containers the driver has to limit, and of which it was seen to. Joins the ledger with cgroups. Pure.
+What is decided of a place alone (``to_repair``, ``read_limit``) holds for Slurm's jobs, too.
 
 A container's limit on a GPU is the sum of its shares there. A pod's name can have several containers of the
 runtime's, because it was started again: one without a cgroup has ended, or is not there yet.
@@ -6,7 +7,7 @@ runtime's, because it was started again: one without a cgroup has ended, or is n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -30,13 +31,17 @@ def counted_devices(offer: NodeOffer, inventory: Inventory) -> frozenset[DeviceU
     """Whole GPUs whose memory the kernel counts for each cgroup, whether it limits it or not. Clients of MPS
     share what is counted for their server.
     """
-    counted = {gpu.uuid for gpu in inventory if gpu.limits and gpu.limits.backend is LimitBackend.DMEM}
     return frozenset(
         row.device
-        for gpu in counted & offer.keys()
+        for gpu in counted_gpus(inventory) & offer.keys()
         for row in offer[gpu]
         if row.device == gpu and not row.traits.through_daemon
     )
+
+
+def counted_gpus(inventory: Inventory) -> frozenset[GpuUuid]:
+    """GPUs whose memory the kernel counts for each cgroup."""
+    return frozenset(gpu.uuid for gpu in inventory if gpu.limits and gpu.limits.backend is LimitBackend.DMEM)
 
 
 def counted_places(
@@ -45,17 +50,13 @@ def counted_places(
     names: Mapping[ContainerId, Holder],
 ) -> frozenset[LimitAt]:
     """Where the memory of containers is counted that hold shares of these whole GPUs."""
-    held = {
-        (holder, GpuUuid(device_of(entry.id)))
+    places = _places(names)
+    return frozenset(
+        LimitAt(container, GpuUuid(device_of(entry.id)))
         for entry in entries
         if entry.ended_s is None and device_of(entry.id) in devices
         for holder in entry.known_holders
-    }
-    return frozenset(
-        LimitAt(container, gpu)
-        for container, named in names.items()
-        for holder, gpu in held
-        if holder == named
+        for container in places.get(holder, ())
     )
 
 
@@ -66,17 +67,11 @@ def wanted_limits(
 
     names: containers of the node, by id.
     """
-    of_holder: dict[tuple[Holder, GpuUuid], int] = {}
+    places, wanted = _places(names), dict[LimitAt, int]()
     for entry, row in _limited(entries, offer):
-        for holder in entry.known_holders:
-            key = holder, row.gpu
-            of_holder[key] = of_holder.get(key, 0) + row.memory_bytes
-    return {
-        LimitAt(container, gpu): limit_bytes
-        for (holder, gpu), limit_bytes in of_holder.items()
-        for container, named in names.items()
-        if named == holder
-    }
+        for at in _of_entry(entry, row, places):
+            wanted[at] = wanted.get(at, 0) + row.memory_bytes
+    return wanted
 
 
 def to_repair(wanted: Mapping[LimitAt, int], seen: Mapping[LimitAt, SeenLimit]) -> dict[LimitAt, int]:
@@ -100,16 +95,14 @@ def held_limits(
     A share of several containers has the worst of theirs. Each of them has the limit of all, so together
     they can have more than the claim, and it is not in force.
     """
-    entries = tuple(entries)
+    entries, places = tuple(entries), _places(names)
     wanted = wanted_limits(entries, offer, names)
     found: dict[Hold, HeldLimit] = {}
     for entry, row in _limited(entries, offer):
-        there = [at for at in wanted if at.gpu == row.gpu and names[at.container] in entry.known_holders]
-        running = [at for at in there if at in seen and seen[at].cgroup]
-        states = [_state(wanted[at], seen[at], late=at in late) for at in sorted(running)]
+        there = sorted(at for at in _of_entry(entry, row, places) if at in seen)
+        states = [read_limit(wanted[at], seen[at], late=at in late) for at in there if seen[at].cgroup]
         if not states:
-            why = next((seen[at].why for at in sorted(there) if at in seen), "")
-            states = [HeldLimit(row.memory_bytes, None, reason=why or NOT_SEEN)]
+            states = [HeldLimit(row.memory_bytes, None, reason=seen[there[0]].why if there else NOT_SEEN)]
         worst = next((state for state in states if not state.in_force), states[0])
         found[entry.hold] = _of_each(worst, len(entry.known_holders))
     return found
@@ -123,12 +116,30 @@ def _of_each(limit: HeldLimit, containers: int) -> HeldLimit:
     return replace(limit, reason=reason, shared_by=containers)
 
 
-def _state(limit_bytes: int, seen: SeenLimit, *, late: bool) -> HeldLimit:
+def read_limit(limit_bytes: int, seen: SeenLimit, *, late: bool) -> HeldLimit:
+    """What is said of a place. late: it was set again, after the work there had begun."""
     read = seen.hard_bytes
     reason = "" if read is not None else seen.why or "its cgroup has no limit"
     if read is not None and read > limit_bytes:
         reason = f"its cgroup may have {format_bytes(read)}"
     return HeldLimit(limit_bytes, read, late, reason)
+
+
+def _places(names: Mapping[ContainerId, Holder]) -> dict[Holder, list[ContainerId]]:
+    """Those of each holder: several, where it was started again."""
+    found: dict[Holder, list[ContainerId]] = {}
+    for container, holder in names.items():
+        found.setdefault(holder, []).append(container)
+    return found
+
+
+def _of_entry(
+    entry: LedgerEntry, row: DeviceOffer, places: Mapping[Holder, Sequence[ContainerId]]
+) -> list[LimitAt]:
+    """Where those have their limit that hold a share."""
+    return [
+        LimitAt(container, row.gpu) for holder in entry.known_holders for container in places.get(holder, ())
+    ]
 
 
 def _limited(entries: Iterable[LedgerEntry], offer: NodeOffer) -> list[tuple[LedgerEntry, DeviceOffer]]:

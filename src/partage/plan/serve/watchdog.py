@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.driver_limit import LimitAt
 from partage.model.gpu_use import GpuProcess, Processes, ProcessKind
-from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, device_of
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, device_of, is_job
 from partage.model.policy import WatchAction
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.model.step import EndProcess
@@ -301,7 +301,7 @@ def check_usage(
         owners[owner.container] = owner
         owned.setdefault((row.gpu, row.device or row.gpu, owner.container), []).append(row)
     for at, used_bytes in counted.items():
-        if used_bytes:
+        if used_bytes and not is_job(at.container):
             owners.setdefault(at.container, Owner(container=at.container))
             owned.setdefault((at.gpu, at.gpu, at.container), [])
     usages = tuple(

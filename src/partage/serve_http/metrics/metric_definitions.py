@@ -136,6 +136,7 @@ USAGE_METRICS = (
     _job("memory_peak_bytes", "Highest use since the job began, sampled every second."),
     _job("processes", "Processes of the Slurm job on the device."),
     _job("sm_utilization_ratio", "Part of the GPU's time in which the job's kernels ran."),
+    _job("memory_limit_bytes", "The driver's memory limit of the Slurm job, where it is hard: it was read."),
     MetricDefinition(
         "job_info",
         "User and name of the Slurm job, where its agent serves the metrics.",

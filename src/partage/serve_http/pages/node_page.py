@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from partage.answers.documents.report import ReportDocument, ReportedGpuRow
 from partage.answers.node_problems import problems_of_node, troubles_of_gpu
 from partage.answers.render.cards import GpuCard, HeldOnNode, cards_of
-from partage.answers.render.rows import limit_lines, pending_lines, waiting_lines, withdrawn_lines
+from partage.answers.render.rows import job_lines, limit_lines, pending_lines, waiting_lines, withdrawn_lines
 from partage.answers.share_counts import any_usable, count_by_resource, not_usable
 from partage.answers.wording import part
 from partage.model.gpu import Inventory
@@ -131,7 +131,7 @@ def _waits(report: ReportDocument, inventory: Inventory | None) -> Element:
     pending = {uuid: reason for uuid, reason in report.pending.items() if uuid not in failed}
     lines = [
         *([report.cordon] if report.cordon else []),
-        *limit_lines(report.held),
+        *limit_lines(report.held, report.jobs),
         *waiting_lines(report.waiting),
         *withdrawn_lines(report.withdrawn),
         *_pending(inventory, pending),
@@ -179,7 +179,7 @@ def _gpu(
         resource=card is not None and len(resources) == 1,
         guarantee=card is not None and len({offering.guarantee for offering in offered}) == 1,
     )
-    heading = f"gpu-{gpu.index}-name"
+    heading, jobs = f"gpu-{gpu.index}-name", job_lines(report.jobs, gpu.uuid)
     return element(
         "article",
         element(
@@ -192,7 +192,8 @@ def _gpu(
         element("p", standing, class_="unsettled") if standing else None,
         _offered(card, resources) if card is not None and offered else None,
         _use(gpu, report),
-        *_holders(gpu.index, held, said_once),
+        *(_holders(gpu.index, held, said_once) if held or not jobs else ()),
+        bullets(jobs, "dim small"),
         _daemons(gpu),
         element("p", gpu.uuid, class_="dim small uuid"),
         id=f"gpu-{gpu.index}",

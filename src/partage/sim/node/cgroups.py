@@ -77,8 +77,8 @@ class CgroupTree(Frozen):
         return self.cgroups[path]
 
     def of_container(self, container: ContainerId) -> str:
-        """The outermost directory of a container; empty: it has none."""
-        own = [path for path in self.cgroups if owner_of(path).container == container]
+        """The outermost directory of a container or a job; empty: it has none."""
+        own = [path for path in self.cgroups if owner_of(path).limited == container]
         return min(own, key=len, default="")
 
     @property

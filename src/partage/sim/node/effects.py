@@ -150,7 +150,7 @@ def _change_processes(
             uses = (*state.uses, _new_use(state, fault))
             state = replace(state, uses=uses, processes=_with_process(state, fault))
             gpu = gpu_at(state, fault.gpu).uuid
-            return with_container(state, gpu, fault.container, _cgroup(fault), fault.limit_bytes)
+            return with_container(state, gpu, _cgroup(fault), fault.limit_bytes)
         case Vacate(index, name):
             gpu = gpu_at(state, index).uuid
             rest = tuple(use for use in state.uses if use.gpu != gpu or name not in (None, use.name))
@@ -186,7 +186,8 @@ def _with_process(state: SimulatedNode, fault: Occupy) -> Mapping[tuple[GpuUuid,
 def _cgroup(fault: Occupy) -> str:
     """The cgroup path of a process, as Slurm, containerd or Docker names it."""
     if fault.job:
-        return f"/system.slice/slurmstepd.scope/job_{fault.job}/step_batch/user/task_0"
+        name = f"job_{fault.job}" if fault.job.isdecimal() else fault.job
+        return f"/system.slice/slurmstepd.scope/{name}/step_batch/user/task_0"
     if not fault.container:
         return "/"
     if not fault.pod:

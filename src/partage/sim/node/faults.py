@@ -169,12 +169,12 @@ class SetMig(Frozen):
 class Occupy(Frozen):
     """A program opens the GPU; with ``gi`` that GPU instance; with ``gi`` and ``ci`` that MIG device.
 
-    With a pid it is a process with a context. memory_bytes: its memory on the GPU, None where the driver does
-    not say. container, pod, job: of its cgroup; job: the number of a Slurm job, outside of containers. All
-    are empty for a process of the host. mps: it is a client of an MPS server (the server itself is called
-    ``nvidia-cuda-mps-server``). load: what it does over time, with memory_bytes as its least memory; None:
-    always the same, and no work. limit_bytes: the driver's limit of its container on the GPU, which a hook
-    has set before its first instruction; None: none has.
+    With a pid it is a process with a context. memory_bytes: its memory on the GPU, None where the driver
+    does not say. container, pod, job: of its cgroup; job: the number or the SLUID of a Slurm job, outside
+    of containers. All are empty for a process of the host. mps: it is a client of an MPS server (the server
+    itself is called ``nvidia-cuda-mps-server``). load: what it does over time, with memory_bytes as its
+    least memory; None: always the same, and no work. limit_bytes: the driver's limit of its container on
+    the GPU, which a hook has set before its first instruction; None: none has.
     """
 
     gpu: int

@@ -7,9 +7,10 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from partage.errors import HardwareError, InputError, NotFound, Unsupported
-from partage.model.driver_limit import LimitAt, LimitObstacle, LimitSupport, SeenLimit
+from partage.model.cgroup import owner_of
+from partage.model.driver_limit import NO_CGROUP, LimitAt, LimitObstacle, LimitSupport, SeenLimit
 from partage.model.gpu import Driver, Gpu, NoDriver
-from partage.model.ids import ContainerId, GpuUuid
+from partage.model.ids import GpuUuid, cgroup_owner
 from partage.model.step import SetMemoryLimit
 from partage.plan.offer.driver_limits import LIMITS_SINCE
 from partage.plan.offer.mps_command import branch_of
@@ -41,7 +42,7 @@ def limits_of(state: SimulatedNode, asked: Collection[LimitAt]) -> tuple[SeenLim
 def _seen(state: SimulatedNode, at: LimitAt) -> SeenLimit:
     path = state.cgroups.of_container(at.container)
     if not path:
-        return SeenLimit(at, why="the container has no cgroup any more, or not yet")
+        return SeenLimit(at, why=NO_CGROUP)
     directory = f"{_DIRECTORY}{path}"
     try:
         gpu = answering_gpu(state, at.gpu)
@@ -58,17 +59,16 @@ def set_memory_limit(state: SimulatedNode, step: SetMemoryLimit) -> SimulatedNod
     _check(state, gpu)
     path = state.cgroups.of_container(step.container)
     if not path:
-        raise NotFound(f"container {step.container[:12]} has no cgroup")
+        raise NotFound(f"{cgroup_owner(step.container)} has no cgroup")
     tree = state.cgroups.with_limit(
         path, step.gpu, step.limit_bytes, total_bytes=gpu.memory_bytes, mig=gpu.mig_enabled
     )
     return replace(state, cgroups=tree)
 
 
-def with_container(
-    state: SimulatedNode, gpu: GpuUuid, container: ContainerId, path: str, limit_bytes: int | None
-) -> SimulatedNode:
-    """The node with a container's cgroup. limit_bytes: what its hook sets on the GPU; None: it has none.
+def with_container(state: SimulatedNode, gpu: GpuUuid, path: str, limit_bytes: int | None) -> SimulatedNode:
+    """The node with the cgroup of a container or a job. limit_bytes: what its hook sets on the GPU; None: it
+    has none.
 
     Raises InputError where the driver refuses: the container does not start.
     """
@@ -78,14 +78,18 @@ def with_container(
     if limit_bytes is None:
         return state
     try:
-        return set_memory_limit(state, SetMemoryLimit(gpu, container, limit_bytes))
+        return set_memory_limit(state, SetMemoryLimit(gpu, owner_of(path).limited, limit_bytes))
     except HardwareError as error:
         raise InputError(f"the container does not start: {error}") from error
 
 
 def _used_bytes(state: SimulatedNode, path: str, gpu: GpuUuid) -> int:
-    lines = f"0::{path}"
-    return sum(row.used_bytes or 0 for row in all_rows(state) if row.gpu == gpu and row.cgroups == (lines,))
+    inside = f"0::{path}/"
+    return sum(
+        row.used_bytes or 0
+        for row in all_rows(state)
+        if row.gpu == gpu and any(f"{line}/".startswith(inside) for line in row.cgroups)
+    )
 
 
 def _check(state: SimulatedNode, gpu: Gpu) -> None:

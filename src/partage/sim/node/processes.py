@@ -97,11 +97,11 @@ def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:
 
 
 def without_empty_cgroups(state: SimulatedNode) -> SimulatedNode:
-    """A container ends with its last process, and its cgroup with it, and with that its limits."""
+    """A container or job ends with its last process, and its cgroups with it, and with these its limits."""
     used = {row.cgroups[0].removeprefix("0::") for row in all_rows(state)}
     tree = state.cgroups
-    for path in tree.cgroups:
-        if owner_of(path).container and path not in used:
+    for path in sorted(tree.cgroups, key=len, reverse=True):
+        if owner_of(path).limited and not any(f"{place}/".startswith(f"{path}/") for place in used):
             tree = tree.removed(path)
     return replace(state, cgroups=tree)
 

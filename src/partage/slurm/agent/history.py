@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -14,6 +14,7 @@ from partage.agent.observers.usage import answer_in
 from partage.agent.status.status import UsageObservation, UseSeen
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError, PartageError
+from partage.model.driver_limit import LimitAt
 from partage.plan.history.evidence import JobName
 from partage.plan.serve.watchdog import ShareGrants
 from partage.plan.usage import usage_of, with_samples
@@ -29,14 +30,16 @@ _NO_SHARES = ShareGrants({}, frozenset(), frozenset())
 
 class JobUsageObserver(Struct):
     """What the jobs use now, and the names of those that do. run_dir: where the prolog's records are.
+    counted: what is counted for their cgroups (``MemoryLimitsObserver.used``).
 
-    seen: the last answer, and the last hour.
+    names: by what cgroups call a job. seen: the last answer, and the last hour.
     """
 
     hardware: Hardware
     control: SlurmControl
     node: str
     run_dir: Path
+    counted: Callable[[], Mapping[LimitAt, int]] = dict
     names: dict[str, JobName] = field(default_factory=dict)
     seen: UseSeen = field(default_factory=lambda: UseSeen(began_s=time.monotonic()))
     _asked_s: dict[str, float] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class JobUsageObserver(Struct):
             samples = await self.hardware.samples()
         except HardwareError:
             return None
-        use = usage_of(samples, {}, _NO_SHARES)
+        use = usage_of(samples, {}, _NO_SHARES, counted=self.counted())
         found, hour = UsageObservation(at_s, samples, use), with_samples(self.seen.hour, samples, at_s)
         self.seen = UseSeen(self.seen.began_s, at_s, found, hour)
         await self._learn_names({job.job for job in use.jobs})
@@ -81,13 +84,13 @@ class JobUsageObserver(Struct):
     def _ask(self, unknown: set[str]) -> Mapping[str, JobName]:
         """What Slurm says; else the user, whom the prolog has written down."""
         users = {
-            str(record.job): JobName(record.user, "")
+            str(record.cgroup): JobName(record.user, "")
             for record in read_records(self.run_dir).jobs
             if record.user
         }
         try:
             said = {
-                str(live_job.job): JobName(live_job.user, live_job.name)
+                str(live_job.cgroup): JobName(live_job.user, live_job.name)
                 for live_job in self.control.jobs(self.node)
                 if live_job.user
             }

@@ -11,6 +11,7 @@ from partage.agent.status.readiness import readiness_of
 from partage.agent.status.status import AgentStatus
 from partage.model.dcgm_names import DcgmNames
 from partage.model.gpu import NoDriver
+from partage.model.share import Guarantee
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.serve_http.metrics.exposition import Family
 from partage.serve_http.metrics.metric_definitions import figure, metric
@@ -42,6 +43,10 @@ def _families(
     if not isinstance(driver, NoDriver):
         yield metric("driver_info", [((driver.version, driver.cuda), 1.0)])
     counted = status.counts.xids.copy()
+    yield metric("memory_limits_repaired", list(status.counts.limits.copy().items()))
+    hard = [job for job in status.report.jobs if job.guarantee is Guarantee.HARD]
+    limits = [((job.cgroup, job.gpu, job.gpu), float(job.limit.limit_bytes)) for job in hard]
+    yield metric("job_memory_limit_bytes", limits)
     yield metric("xids", xid_rows([gpu.uuid for gpu in inventory.gpus], counted))
     found = status.usage()
     if found is None or (age_s := status.clock() - found.at_s) > OUTDATED_S:

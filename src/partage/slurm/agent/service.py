@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from partage.agent.observers.memory_limits import MemoryLimitsObserver
 from partage.agent.options import AgentOptions
 from partage.agent.service import Beside, NodeService, Tasks, run_locked
 from partage.agent.state_writer import StateWriter
@@ -20,13 +21,16 @@ from partage.edges.host.unix_sockets import say_ready
 from partage.edges.host.waiting import until_tick
 from partage.model.driver_limit import LimitSetter, LimitWay
 from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.report import DependencyProblems, Report, ReportTime, gpu_reports
+from partage.plan.serve.held_limits import counted_gpus
 from partage.plan.serve.kubelet_view import EMPTY_VIEW
 from partage.plan.turn import NodeState, TurnResult
 from partage.slurm.agent.gpu_health import GpuHealth
 from partage.slurm.agent.history import JobUsageObserver
+from partage.slurm.agent.job_limits import JobHolders
 from partage.slurm.agent.node_files import NodeFiles
 from partage.slurm.agent.options import SlurmOptions
 from partage.slurm.agent.upkeep import SlurmUpkeep
@@ -107,7 +111,11 @@ class SlurmService(NodeService):
             ready=partial(say_ready, options.environ),
             done=self._report,
         )
-        self.use = JobUsageObserver(hardware, control, slurm.node, options.run_dir)
+        self.holders = JobHolders(options.run_dir, self._counted, self._report)
+        self.memory_limits = MemoryLimitsObserver(hardware, options.intervals, status.counts, self.holders)
+        self.use = JobUsageObserver(
+            hardware, control, slurm.node, options.run_dir, counted=lambda: self.memory_limits.used
+        )
         self.keep_history(slurm.node, self.use.look, self.use.wanted, self.use.names_now)
         status.job_names = self.use.names_now
         status.use_seen = lambda: self.use.seen
@@ -136,7 +144,11 @@ class SlurmService(NodeService):
         return inventory.limits_by or unseen
 
     def tasks(self) -> Tasks:
-        return {"health": self.health.run, "pulse": self._pulse}
+        return {
+            "health": self.health.run,
+            "pulse": self._pulse,
+            "memory limits": self.memory_limits.run,
+        }
 
     async def first_turn(self, group: asyncio.TaskGroup) -> None:
         del group
@@ -164,6 +176,10 @@ class SlurmService(NodeService):
     def _health_changed(self) -> None:
         self._report()
         self.requests.ask()
+
+    def _counted(self) -> frozenset[GpuUuid]:
+        """GPUs whose memory the kernel counts for each cgroup."""
+        return counted_gpus(self.hardware.node.inventory) if self.hardware.node else frozenset()
 
     def _remember(self) -> None:
         """What GPUs served under a kubelet stays as it is on disk."""
@@ -195,5 +211,6 @@ class SlurmService(NodeService):
                 history=self.history_trouble,
             ),
             slurm_waits=move.why if isinstance(move, Rest) else "",
+            jobs=self.holders.rows,
         )
         self.publish(report, log)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from partage.model.cgroup import SlurmStep, parse_cgroup
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuProcess, JobProcess, ProcessKind
-from partage.model.ids import DeviceUuid
+from partage.model.ids import ContainerId, DeviceUuid, JobCgroup
 from partage.slurm.model import JobDevice, JobRecord, LiveJob
 
 NOT_ITS_OWN = "not given to this job"
@@ -25,7 +25,7 @@ def job_processes(
     live: Iterable[LiveJob] = (),
 ) -> tuple[JobProcess, ...]:
     """By GPU, device and pid."""
-    recorded, said = {str(record.job): record for record in records}, {str(job.job): job for job in live}
+    recorded, said = {record.cgroup: record for record in records}, {job.cgroup: job for job in live}
     processes = _found(rows, inventory, recorded, said)
     return tuple(sorted(processes, key=lambda process: (process.gpu, process.device, process.pid)))
 
@@ -41,16 +41,20 @@ def of_jobs(rows: Iterable[GpuProcess]) -> tuple[str, ...]:
 
 def unrecorded(rows: Iterable[GpuProcess], records: Iterable[JobRecord]) -> frozenset[str]:
     """Jobs with processes on GPUs of which there is no record."""
-    known = {str(record.job) for record in records}
+    known = {record.cgroup for record in records}
     steps = (parse_cgroup(row.cgroups).job for row in rows)
-    return frozenset(step.job for step in steps if step is not None and step.job not in known)
+    return frozenset(step.job for step in steps if step is not None and _cgroup(step) not in known)
+
+
+def _cgroup(step: SlurmStep) -> JobCgroup:
+    return JobCgroup(ContainerId(step.job))
 
 
 def _found(
     rows: Iterable[GpuProcess],
     inventory: Inventory,
-    recorded: Mapping[str, JobRecord],
-    said: Mapping[str, LiveJob],
+    recorded: Mapping[JobCgroup, JobRecord],
+    said: Mapping[JobCgroup, LiveJob],
 ) -> Iterator[JobProcess]:
     gpus = {gpu.uuid: gpu for gpu in inventory}
     for row in rows:
@@ -59,17 +63,17 @@ def _found(
             continue
         mig = next((device for device in gpu.mig_devices if device.uuid == row.device), None)
         step = parse_cgroup(row.cgroups).job or SlurmStep("")
-        record, job = recorded.get(step.job), said.get(step.job)
-        owner = next((source.uid for source in (record, job) if source is not None), None)
+        record, job = recorded.get(_cgroup(step)), said.get(_cgroup(step))
+        known = [source for source in (record, job) if source is not None]
         yield JobProcess(
             gpu=gpu.index,
             device="" if mig is None else f"{gpu.index}:{mig.index}",
             pid=row.pid,
             name=row.name,
             used_bytes=row.used_bytes,
-            job=step.job,
+            job=str(known[0].job) if known else step.job,
             step=step.step,
-            uid=row.uid if row.uid is not None else owner,
+            uid=row.uid if row.uid is not None or not known else known[0].uid,
             user=_user(row, record, job),
             share=_share(row, row.device or row.gpu, record, job),
         )

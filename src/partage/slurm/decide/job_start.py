@@ -24,6 +24,7 @@ from partage.slurm.model import (
     JobRecord,
     NodeDevice,
     NodeDevices,
+    read_sluid,
 )
 from partage.units import MIB
 from partage.values import Frozen
@@ -37,13 +38,14 @@ NOT_SAID = "Slurm does not say clearly which GPUs it has"
 
 class JobRequest(JobOfUser):
     """What slurmd tells the prolog of a job. indexes: of its GPUs. percent: of ``mps``; None: no ``mps``.
-    leader: of a component of a heterogeneous job.
+    leader: of a component of a heterogeneous job. sluid: as in ``JobRecord``.
     """
 
     indexes: tuple[int, ...]
     user: str = ""
     percent: int | None = None
     leader: JobId | None = None
+    sluid: str = ""
 
 
 class NodeFacts(Frozen):
@@ -81,6 +83,7 @@ def read_request(variables: Mapping[str, str]) -> JobRequest | None:
         user=user if _USER.fullmatch(user) else "",
         percent=_number(variables, _PERCENT) if percent else None,
         leader=JobId(_number(variables, _LEADER)) if leader else None,
+        sluid=read_sluid(variables.get("SLURM_JOB_SLUID")),
     )
 
 
@@ -124,7 +127,7 @@ def start_job(
 
     Raises ValueError if the node's devices are not those that slurmd knows.
     """
-    record = JobRecord(request.job, request.uid, (), request.user, leader=request.leader)
+    record = JobRecord(request.job, request.uid, (), request.user, leader=request.leader, sluid=request.sluid)
     if facts.held is None and has_to_be_asked(request, node):
         return replace(record, refused=facts.silent or NOT_SAID)
     indexes = request.indexes if facts.held is None else facts.held.indexes

@@ -27,6 +27,7 @@ from partage.values import Frozen
 
 _LOCK = ".lock"
 _NAME = re.compile(r"([1-9]\d{0,9})\.json", re.ASCII)
+_HELD = re.compile(r"([1-9]\d{0,9})\.held", re.ASCII)
 _LARGEST_BYTES = 256 * 2**10
 _BETWEEN_S = 0.005
 
@@ -144,9 +145,10 @@ class JobRecords:
         self._remove_limits(job)
         return self._directory.remove(_file(job))
 
-    def limits_held(self, job: JobId) -> bool:
-        """Whether the job's memory limits were set and read back. The directory is root's."""
-        return f"{job}.held" in self._directory.names()
+    def limits_held(self) -> frozenset[JobId]:
+        """The jobs whose memory limits were set and read back. The directory is root's."""
+        found = (_HELD.fullmatch(name) for name in self._directory.names())
+        return frozenset(JobId(int(match[1])) for match in found if match)
 
     def _remove_limits(self, job: JobId) -> None:
         for name in (f"{job}.held", f"{job}.limits"):

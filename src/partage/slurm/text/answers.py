@@ -27,6 +27,7 @@ from partage.slurm.model import (
     LiveSettings,
     QueuedJob,
     SlurmVersion,
+    read_sluid,
 )
 from partage.slurm.text.hostlist import expand_hostlist, in_hostlist
 
@@ -140,6 +141,7 @@ def _job(row: Mapping[str, Any], node: str) -> LiveJob | None:
     if nodes and node not in nodes:
         return None
     user, name, called = row.get("user_id"), row.get("user_name"), row.get("name")
+    step = row.get("step_id")
     detail = detail_of(row.get("gres_detail"), nodes, node)
     return LiveJob(
         job=JobId(number),
@@ -151,6 +153,7 @@ def _job(row: Mapping[str, Any], node: str) -> LiveJob | None:
         else tuple(sorted({index for match in detail for index in indexes_of(match)})),
         gres="" if detail is None else ",".join(held_gres(match) for match in detail),
         name=called if isinstance(called, str) else "",
+        sluid=read_sluid(step.get("sluid")) if isinstance(step, Mapping) else "",
     )
 
 
