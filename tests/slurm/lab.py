@@ -31,9 +31,9 @@ _SUBREAPER = 36
 _SETTINGS = "CPUs=16 RealMemory=2000"
 _HARMLESS = re.compile(
     r"pmix|differs from hardware|hwloc_topo_load|Domain socket directory|/state/|Trying backup state|"
-    r"keepalive interval"
+    r"keepalive interval|High latency for"
 )
-"""Of every Slurm that starts for the first time, on any configuration, and of a connection that is over."""
+"""Of every Slurm that starts for the first time, of a closed connection, of a busy machine."""
 _BASE = """\
 ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
