@@ -232,7 +232,7 @@ def _plain(content: bytes) -> Iterator[int]:
         "import sys, time\n"
         "from http import HTTPStatus\n"
         "from partage.serve_http.http import HttpServer\n"
-        "from partage.serve_http.listen import listen\n"
+        "from partage.serve_http.serving import listen\n"
         "body = sys.stdin.buffer.read()\n"
         "page = lambda _: (HTTPStatus.OK, 'application/json', body)\n"
         "sock = listen('127.0.0.1:0')\n"

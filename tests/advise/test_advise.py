@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from partage.advise.decide.situation import Asked, Workload, tenants_of
 from partage.advise.dialogue import ask_missing
-from partage.advise.document import AdviceDocument
+from partage.advise.text import AdviceDocument
 from partage.cli.main import run
 from partage.codec.values import decode
 from partage.errors import InputError

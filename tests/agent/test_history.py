@@ -24,7 +24,7 @@ from partage.model.samples import Samples
 from partage.model.usage_day import UsageDay
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
-from partage.rightsize.decide.from_history import gather_days
+from partage.rightsize.decide import gather_days
 from partage.sim.node.faults import Vacate
 from partage.units import GIB
 from tests.agent.harness import (

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from partage.answers.render.cards import HeldOnNode, cards_of
-from partage.answers.render.drawing import Box, Label, draw
-from partage.answers.render.picture_files import png, svg
+from partage.answers.render.drawing import Box, Label, draw, png, svg
 from partage.cli.main import run
 from partage.edges.files.catalogue import geometry_of
 from partage.model.ids import GpuUuid, ResourceName, ShareId

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.answers.documents.node import node_row
-from partage.answers.documents.report import ReportingAgent
-from partage.answers.report_origin import ThisNode, why_not_ours
+from partage.answers.documents.report import ReportingAgent, ThisNode, why_not_ours
 from partage.edges.host.procfs import exists, runs
 from tests.answers.nodes import gpu, node
 

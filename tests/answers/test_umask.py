@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.answers import umask
+from partage.answers.process_start import umask_of_a_service
 from tests.agent.harness import place, running, spawn
 from tests.kubelet_script import wait_for
 
@@ -65,5 +65,5 @@ def test_what_a_person_writes_is_as_closed_as_they_are(tmp_path: Path, mask: int
 def test_a_service_has_the_same_files_whoever_starts_it() -> None:
     for mask in (0, 0o077):
         with started_with(mask):
-            umask.of_a_service()
+            umask_of_a_service()
             assert os.umask(0o022) == 0o022

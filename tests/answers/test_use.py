@@ -24,7 +24,7 @@ from partage.plan.serve.ledger import Ledger
 from partage.plan.usage import MINUTES, LastHour, with_samples
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.web.report_views import IdleGpus, idle_gpus
+from partage.web.node_views import IdleGpus, idle_gpus
 from tests.answers.reports import a_document, a_report
 from tests.web.sample_nodes import mixed
 

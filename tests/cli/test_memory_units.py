@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from partage.cli.inspect import InspectedNode, detailed, summary
 from partage.cli.main import run
-from partage.cli.memory import InspectedNode, detailed, summary
 from partage.model.ids import MEMORY_RESOURCE
 from partage.plan.cluster.gpu_memory import (
     LONGEST,

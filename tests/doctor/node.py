@@ -18,8 +18,7 @@ from partage.doctor.decide.diagnose import Diagnosis, diagnose
 from partage.doctor.decide.observation import Clock, Disk
 from partage.doctor.gather import Sources, see
 from partage.doctor.gather_policy import GivenPolicy
-from partage.doctor.host.root import NodeRoot
-from partage.doctor.place import DoctorPlace
+from partage.doctor.host.root import DoctorPlace, NodeRoot
 from partage.edges.files.directory_lock import RUN_LOCK, take_lock
 from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 from partage.edges.host.procfs import INITIAL_PID_NAMESPACE

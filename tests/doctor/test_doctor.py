@@ -17,11 +17,9 @@ from msgspec.structs import replace
 
 from partage.cli.main import run
 from partage.codec.values import encode
-from partage.doctor.decide.finding import MakeDirectory, RemoveSocket
-from partage.doctor.decide.observation import SlurmState, Unseen
+from partage.doctor.decide.observation import MakeDirectory, RemoveSocket, SlurmState, Unseen
 from partage.doctor.gather_slurm import slurm_seen
-from partage.doctor.host.root import NodeRoot
-from partage.doctor.place import DoctorPlace
+from partage.doctor.host.root import DoctorPlace, NodeRoot
 from partage.doctor.repair import carry_out
 from partage.edges.files.directory_lock import RUN_LOCK, take_lock
 from partage.model.gpu import Inventory, NoDriver

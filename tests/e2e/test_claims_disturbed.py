@@ -13,11 +13,10 @@ from contextlib import contextmanager
 import pytest
 
 from partage.doctor.decide.diagnose import diagnose
-from partage.doctor.decide.finding import Finding
+from partage.doctor.decide.observation import Finding
 from partage.doctor.gather import see
 from partage.doctor.gather_policy import GivenPolicy
-from partage.doctor.host.root import NodeRoot
-from partage.doctor.place import DoctorPlace
+from partage.doctor.host.root import DoctorPlace, NodeRoot
 from partage.doctor.repair import carry_out
 from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
 from tests.e2e.test_claims import DRIVER, EVEN, POLICY, WHOLE, claimed, claiming, devices, part, template

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import readiness_of
 from partage.agent.status.status import AgentStatus, WatchObservation
-from partage.answers.documents.watch import WatchRow
+from partage.answers.documents.use import WatchRow
 from partage.answers.report import report_document
 from partage.codec.values import decode, encode
 from partage.errors import HardwareTimeout

@@ -14,8 +14,13 @@ from partage.edges.files.policy import parse_policy
 from partage.errors import InputError
 from partage.kubernetes.manifests.pods import POD_SPEC_AT
 from partage.providers.check import ProviderContext, judge_cluster, judge_manifest, judge_policy
-from partage.providers.rules_file import find_provider, layout_tables, provider_names, read_provider
-from partage.providers.worker_groups import read_worker_groups
+from partage.providers.files import (
+    find_provider,
+    layout_tables,
+    provider_names,
+    read_provider,
+    read_worker_groups,
+)
 
 H100 = {"gpu": "h100-sxm5-80gb"}
 SINGLE = {**H100, "mig": "single", "layout": "all-1g.10gb"}

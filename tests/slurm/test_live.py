@@ -8,8 +8,7 @@ import pytest
 from partage.cli.main import run
 from partage.doctor.decide.observation import SlurmState
 from partage.doctor.gather_slurm import slurm_seen
-from partage.doctor.host.root import NodeRoot
-from partage.doctor.place import DoctorPlace
+from partage.doctor.host.root import DoctorPlace, NodeRoot
 from partage.sim.node.files.load import load_machine
 from tests.slurm.agent_lab import AgentLab
 from tests.slurm.lab import BUILDS

@@ -31,14 +31,12 @@ from partage.plan.serve.ledger_entry import Holder
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import MOST_STREAMS, HttpServer
-from partage.serve_http.listen import listen
 from partage.serve_http.pages.sources import FleetReports, ReportFolder
+from partage.serve_http.serving import listen
 from partage.units import GIB
-from partage.web.cluster_fleet import Followed, source_section
+from partage.web.cluster_fleet import Followed, published, source_section
 from partage.web.fleet_page import FleetPages
-from partage.web.published import published
-from partage.web.published_views import PublishedViews
-from partage.web.report_views import ReportViews
+from partage.web.node_views import PublishedViews, ReportViews
 from tests.answers.reports import AT_S, INTERVALS, a_document, a_report
 from tests.web.clusters import SINCE, node_object, pod_object
 from tests.web.sample_nodes import mixed, thirty

@@ -23,7 +23,7 @@ from partage.plan.report import Report
 from partage.serve_http.http import PageRequest, Stream
 from partage.web.cluster_fleet import ClusterFleet
 from partage.web.fleet_page import FleetPages
-from partage.web.published_views import PublishedViews
+from partage.web.node_views import PublishedViews
 from tests.agent.test_cluster import _kubeconfig
 from tests.answers.reports import a_report
 from tests.edges.kube.scripted import Answer, Request, quick, status

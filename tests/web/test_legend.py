@@ -22,18 +22,17 @@ from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import NAMED, Certainty
 from partage.serve_http.http import PageRequest, Stream
-from partage.serve_http.pages import page
+from partage.serve_http.pages import markup
 from partage.serve_http.pages.legend import CERTAINTIES, fleet_legend, node_legend
 from partage.serve_http.pages.markup import html
 from partage.serve_http.pages.node_page import STANDINGS, node_sections
 from partage.serve_http.pages.sources import FleetReports, ReportFolder
 from partage.web.fleet_page import FleetPages
-from partage.web.published_views import PublishedViews
-from partage.web.report_views import ReportViews
+from partage.web.node_views import PublishedViews, ReportViews
 from tests.answers.reports import AT_S
 from tests.web.sample_nodes import mixed, thirty
 
-STYLE = (Path(page.__file__).parent / "static" / "page.css").read_text()
+STYLE = (Path(markup.__file__).parent / "static" / "page.css").read_text()
 SHAPE = {"box", "bar", "mini", "bars"}
 """Classes that say where something is drawn, and not how."""
 

@@ -30,18 +30,16 @@ from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse, with_samples
 from partage.serve_http.http import HttpServer, PageRequest, Stream, json_answer
-from partage.serve_http.listen import listen
-from partage.serve_http.pages.holdings import sampled
-from partage.serve_http.pages.live import changes, difference
-from partage.serve_http.pages.markup import element, html
+from partage.serve_http.pages.agent_page import changes, difference
+from partage.serve_http.pages.gpu_sections import sampled_uses
+from partage.serve_http.pages.markup import document, element, grouped, html
 from partage.serve_http.pages.node_page import node_sections, standing_of
-from partage.serve_http.pages.page import document, grouped
 from partage.serve_http.pages.sources import FleetReports, NodeReport, ReportFolder
+from partage.serve_http.serving import listen
 from partage.units import GIB
 from partage.web.agents import FleetAgents
 from partage.web.fleet_page import FleetPages
-from partage.web.glance import Glance
-from partage.web.report_views import ReportViews
+from partage.web.node_views import Glance, ReportViews
 from tests.answers.reports import AT_S, a_document, a_report
 from tests.kubelet_script import wait_for
 from tests.misbehaving import SERVERS, Speak, misbehaving
@@ -178,7 +176,7 @@ def test_what_was_sampled_comes_before_what_the_watchdog_saw() -> None:
     assert "25 % busy" in seen.text
     assert '<span class="whole over">peak 13 GiB' in sections["gpu-0"], "it was over its share"
     assert '<span class="whole">3 GiB of 10 GiB' in sections["gpu-0"], "it is not any more"
-    assert len(sampled(document)) == 1
+    assert len(sampled_uses(document)) == 1
 
 
 def test_no_script_and_no_style_stands_in_the_page() -> None:

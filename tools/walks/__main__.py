@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 import partage
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 
 _PACKAGE = Path(partage.__file__).parent
 _NOT_LISTED = ("cli", "lab", "model", "sim", "values.py", "text.py", "units.py", "errors.py")

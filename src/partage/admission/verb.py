@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from partage.admission.options import GPU_MEM_UNITS, gpu_mem_unit_option
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.common_options import log_level_option
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 from partage.errors import InputError, missing_library
 from partage.serve_http.options import http_option, http_options, http_protection
@@ -103,7 +103,7 @@ def command(
     --http-client-ca are for that.
     """
     with lean_imports(tls=True):
-        import asyncio  # with TLS, before others import it without (answers.lean_imports)
+        import asyncio  # with TLS, before others import it without (answers.process_start)
 
     from partage.agent import log
 

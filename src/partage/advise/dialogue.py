@@ -1,4 +1,6 @@
-"""The questions that ``advise`` asks in a terminal, for what was not given. They go to stderr."""
+"""What ``partage advise`` is asked beside its options: in a file, whose keys are those of the options, or by
+questions in a terminal, on stderr.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,30 @@ from partage.advise.decide.situation import (
     usual_tenants,
 )
 from partage.advise.gpu import gpu_facts
+from partage.codec.fields import Dialect, Field, Notes
+from partage.codec.reader import Reader, number, one_or_many, parsed
+from partage.codec.yaml_document import read_document
+from partage.edges.files.input_file import read_input
 from partage.errors import PartageError
 from partage.units import parse_gpu_memory
+
+ASKED = Reader(
+    Asked,
+    reads={
+        "gpu": one_or_many(Field.some_text),
+        "tenants": number(1, MOST_TENANTS),
+        "memory": one_or_many(parsed(parse_gpu_memory, "8Gi")),
+        "driver": Field.some_text,
+    },
+)
+
+
+def read_asked(name: str) -> Asked:
+    """The file, standard input for ``-``. Raises InputError with all problems."""
+    notes = Notes(read_document(read_input(name), name), name, Dialect())
+    asked = ASKED.read(notes.top())
+    notes.finish()
+    return asked or Asked()
 
 
 def ask_missing(asked: Asked) -> Asked:

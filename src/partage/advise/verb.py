@@ -15,7 +15,7 @@ from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 if TYPE_CHECKING:
     from partage.advise.decide.advise import ModelAdvice
     from partage.advise.decide.situation import GpuFacts
-    from partage.advise.document import AdviceDocument
+    from partage.advise.text import AdviceDocument
 
 
 def _words(kind: Any) -> click.Choice[str]:  # noqa: ANN401 - a kind of StrEnum
@@ -59,7 +59,7 @@ def command(workload_file: str | None, path: str | None, output: str, **options:
     Exit code 2: an option or the file is wrong; 3: no strategy gives the tenants what they need.
     """
     if path is not None:
-        from partage.advise.path import check_path_name
+        from partage.advise.text import check_path_name
 
         check_path_name(path)
     asked = _asked(workload_file, options)
@@ -70,11 +70,11 @@ def command(workload_file: str | None, path: str | None, output: str, **options:
     if not asked.gpu:
         raise click.UsageError("--gpu is missing: which GPU model is it? partage machines lists them")
     found = _advice(asked)
-    from partage.advise.document import advice_document
+    from partage.advise.text import advice_document
 
     document = advice_document(found)
     if path is not None:
-        from partage.advise.path import path_file
+        from partage.advise.text import path_file
 
         common_output.write_file(path, path_file(document.models, path))
     if output == "table":
@@ -93,7 +93,7 @@ def _asked(workload_file: str | None, options: dict[str, Any]) -> Asked:
 
     asked = Asked()
     if workload_file is not None:
-        from partage.advise.file import read_asked
+        from partage.advise.dialogue import read_asked
 
         asked = read_asked(workload_file)
     kinds = {"isolation": Isolation, "workload": Workload, "scheduler": Scheduler, "prefer": Preference}

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import Command, common_option
 from partage.errors import InputError
 

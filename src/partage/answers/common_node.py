@@ -18,7 +18,7 @@ from partage.answers.common_options import (
     state_directory,
 )
 from partage.answers.common_output import print_problems
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.errors import Problem
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _is_absent(path: Path) -> bool:
 
 def _why_not_ours(document: ReportDocument, machine: str | None) -> str:
     """Why the report says nothing about this node now; empty if it does."""
-    from partage.answers.report_origin import this_node, why_not_ours
+    from partage.answers.documents.report import this_node, why_not_ours
     from partage.edges.host.procfs import runs
     from partage.sim.node.files.load import load_machine
 

@@ -1,4 +1,6 @@
-"""A policy and its plan on one node: what several verbs show, each in its own way."""
+"""A policy and its plan on one node: what several verbs show, each in its own way; and the node with the MIG
+devices that its policy plans for claims, as if they were made.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partage.answers import common_node
+from partage.edges.files.catalogue import geometry_of
 from partage.errors import Problem
+from partage.model.gpu import Inventory
+from partage.model.policy import Policy
+from partage.model.share import NodeOffer
+from partage.model.strategy import Via
+from partage.plan.offer.desired import DesiredState, resolve
+from partage.plan.offer.guarantees import promised
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -19,6 +28,29 @@ if TYPE_CHECKING:
     from partage.plan.offer.caveats import Caveat
     from partage.plan.offer.desired import DesiredState
     from partage.plan.reconcile.node_plan import NodePlan
+
+
+def with_made_devices(policy: Policy, inventory: Inventory, offer: NodeOffer) -> tuple[NodeOffer, Inventory]:
+    """Offer and GPUs: what is not there is not published for claims, so it is made. The same where claims ask
+    for no MIG device that is still to be made.
+    """
+    if not _claims_wait(offer):
+        return offer, inventory
+    made = made_desired(policy, resolve(policy, inventory, geometry_of))
+    return promised(made.offer, made.watch_of, made.inventory, made.settings), made.inventory
+
+
+def made_desired(policy: Policy, desired: DesiredState) -> DesiredState:
+    """What is wanted, on a node on which it has been made; the same where claims wait for no MIG device."""
+    if not _claims_wait(desired.offer):
+        return desired
+    from partage.sim.node.planned_layouts import with_planned_layouts
+
+    return resolve(policy, with_planned_layouts(desired, geometry_of), geometry_of)
+
+
+def _claims_wait(offer: NodeOffer) -> bool:
+    return any(row.planned and row.via is Via.CLAIMS for rows in offer.values() for row in rows)
 
 
 class PolicyOnNode(Frozen):

@@ -28,8 +28,7 @@ from partage.answers.documents.report import (
     ReportingAgent,
 )
 from partage.answers.documents.resources import ResourceRow, Verify, resource_rows
-from partage.answers.documents.use import use_row
-from partage.answers.documents.watch import TimeOf, watch_row
+from partage.answers.documents.use import TimeOf, use_row, watch_row
 from partage.codec.values import encode_replacing
 from partage.edges.host.procfs import pid_namespace
 from partage.edges.kubelet.port import EndpointState

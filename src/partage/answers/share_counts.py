@@ -1,7 +1,8 @@
-"""How many shares of a node are held, free, or not usable, by its agent's report: for ``show`` and the page.
+"""What a report of an agent comes to: how many shares are held, free, or not usable, and what is wrong.
 
 A share that the kubelet would give to nobody now is not free: its GPU is lost, unhealthy or cordoned, or
-the share is withdrawn because its GPU is going to change.
+the share is withdrawn because its GPU is going to change. The report has a sick GPU twice: in the row of the
+GPU, and as a reason why the node is degraded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.share import DeviceOffer
 from partage.plan.serve.ledger_entry import Hold
+from partage.text import gpus
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -120,3 +122,32 @@ def _offerings(report: ReportDocument) -> Iterator[DeviceOffer]:
 
 def _state(hold: Hold, held: Collection[Hold], out: Collection[Hold]) -> str:
     return "held" if hold in held else "not usable" if hold in out else "free"
+
+
+_OF_A_GPU = "gpu-unhealthy"
+"""The code of reasons that the rows of GPUs say, too."""
+
+
+def problems_of(report: ReportDocument) -> list[str]:
+    """Everything, a sentence each: GPUs first, those with the same problem together."""
+    alike: dict[str, list[int]] = {}
+    for gpu in report.gpus:
+        for trouble in troubles_of_gpu(gpu):
+            alike.setdefault(trouble, []).append(gpu.index)
+    return [*(f"{gpus(indexes)}: {trouble}" for trouble, indexes in alike.items()), *problems_of_node(report)]
+
+
+def problems_of_node(report: ReportDocument) -> list[str]:
+    """What is not said of one of its GPUs."""
+    reasons = (*report.reasons, *report.degraded)
+    return list(dict.fromkeys(reason.message for reason in reasons if reason.code != _OF_A_GPU))
+
+
+def troubles_of_gpu(gpu: ReportedGpuRow) -> list[str]:
+    """What is wrong with a GPU, and with GPU instances of it."""
+    instances = [
+        f"GPU instance {gi_id} {health.state}: {health.reason}"
+        for gi_id, health in gpu.instances.items()
+        if not health.state.offered
+    ]
+    return [*([gpu.trouble] if gpu.trouble else []), *instances]

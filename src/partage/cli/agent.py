@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
-from partage.answers import umask
 from partage.answers.common_options import (
     choice_rules,
     config_option,
@@ -27,7 +26,7 @@ from partage.answers.common_options import (
     node_labels,
     policy_option,
 )
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports, umask_of_a_service
 from partage.answers.verb import verb
 from partage.cli.hardware import helper_argv
 from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
@@ -290,7 +289,7 @@ def _run(
     log_format: str | None,
 ) -> None:
     """Start the helper, or find it, and run the agent until it is stopped."""
-    umask.of_a_service()
+    umask_of_a_service()
     # Before our helper takes the socket of another agent's.
     check_unlocked(options.state_dir, wait_s=options.intervals.other_ends_s)
     check_unlocked(options.run_dir, RUN_LOCK, wait_s=options.intervals.other_ends_s)

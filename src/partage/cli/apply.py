@@ -12,8 +12,7 @@ import click
 
 from partage.answers import common_node, common_options, common_output, completion
 from partage.answers.verb import verb
-from partage.cli.apply_state import ApplyState, SavedOriginals, open_state
-from partage.cli.drain import DrainCommand, drain_command
+from partage.cli.apply_state import ApplyState, DrainCommand, SavedOriginals, drain_command, open_state
 from partage.errors import InputError
 from partage.values import Frozen
 
@@ -249,7 +248,7 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 
 
 async def _write(hardware: Hardware, path: str) -> None:
-    from partage.cli.observed_machine import observed_machine
+    from partage.cli.record import observed_machine
     from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
 
     common_output.write_file(path, machine_text(await observed_machine(hardware), as_yaml=is_yaml_name(path)))
@@ -266,7 +265,7 @@ def _tell(sentence: str) -> None:
 def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None, output: str) -> int:
     from partage.answers.documents.document import PolicySource, row
     from partage.answers.documents.resources import resource_rows
-    from partage.cli.apply_document import ApplyDocument, applied_gpu_rows, exit_code, problems
+    from partage.cli.plan_tables import ApplyDocument, applied_gpu_rows, exit_code, problems
     from partage.plan.offer.guarantees import promised
     from partage.plan.reconcile.verification import verifier
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from partage.model.node_labels import NodeLabels
     from partage.model.policy import Policy
     from partage.model.share import NodeOffer
-    from partage.providers.decide.subjects import Group
+    from partage.providers.decide.rules import Group
 
 
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
@@ -177,7 +177,7 @@ def _with_provider(context: CheckContext, name: str, papers: Sequence[Paper]) ->
     """With the provider's rules, and the worker groups of all cluster files that can be read."""
     from partage.kubernetes.manifests.input_files import GroupsInput
     from partage.providers.check import provider_context
-    from partage.providers.worker_groups import read_worker_groups
+    from partage.providers.files import read_worker_groups
 
     found = provider_context(name)
     groups: list[Group] = []
@@ -255,7 +255,7 @@ def _book(
     policy: Policy, inventory: Inventory, offer: NodeOffer, names: ClaimNames, demands: Demands
 ) -> ClaimBook | None:
     """What claims can get, once MIG devices are made; None: nothing is for claims."""
-    from partage.answers.made_devices import with_made_devices
+    from partage.answers.node_plan import with_made_devices
     from partage.claims.decide.book import book_of_offer
     from partage.edges.files.catalogue import geometry_of
     from partage.model.strategy import Via

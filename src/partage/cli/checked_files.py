@@ -75,7 +75,7 @@ def check_file(paper: Paper, context: CheckContext) -> Iterator[CheckedProblem]:
 
 def _worker_groups(paper: GroupsInput, context: CheckContext) -> Iterator[CheckedProblem]:
     from partage.providers.check import judge_cluster
-    from partage.providers.worker_groups import read_worker_groups
+    from partage.providers.files import read_worker_groups
 
     try:
         groups, warnings = read_worker_groups(paper.document, paper.file)

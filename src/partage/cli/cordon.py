@@ -12,7 +12,7 @@ from partage.agent.options import STATE_DIR
 from partage.answers import common_node, common_options
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.common_output import say
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 from partage.errors import Conflict, InputError
 

@@ -70,10 +70,10 @@ def _run(options: HardwareOptions) -> int:
     import asyncio
 
     from partage.agent import log
-    from partage.answers import umask
+    from partage.answers.process_start import umask_of_a_service
     from partage.errors import PartageError
 
-    umask.of_a_service()
+    umask_of_a_service()
     log.configure()
     try:
         if options.no_network:
@@ -156,7 +156,7 @@ def _hardware(options: HardwareOptions) -> Hardware:
 
 
 def _keeper(options: HardwareOptions) -> MpsKeeper:
-    from partage.answers.lean_imports import lean_imports
+    from partage.answers.process_start import lean_imports
 
     with lean_imports():
         from partage.edges.mps.home import DaemonHost
@@ -190,7 +190,7 @@ def __getattr__(name: str) -> click.Command:
     @click.command("hardware", add_help_option=False, context_settings={"ignore_unknown_options": True})
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(arguments: tuple[str, ...]) -> None:
-        from partage.answers.lean_imports import lean_imports
+        from partage.answers.process_start import lean_imports
 
         with lean_imports():
             main(arguments)
@@ -199,7 +199,7 @@ def __getattr__(name: str) -> click.Command:
 
 
 if __name__ == "__main__":
-    from partage.answers.lean_imports import lean_imports
+    from partage.answers.process_start import lean_imports
 
     with lean_imports():
         main()

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from partage.answers import common_node, common_options, common_output
+from partage.answers.documents.document import Document
 from partage.answers.verb import verb
 
 if TYPE_CHECKING:
     from partage.plan.labels import Labels
+
+
+class LabelsDocument(Document, kw_only=True):
+    """The labels of a node: full key to value."""
+
+    kind: Literal["Labels"] = "Labels"
+    labels: Mapping[str, str]
 
 
 @verb("labels")
@@ -54,8 +63,6 @@ def command(
         for key, value in labels.items():
             common_output.say(f"{key}={value}")
     else:
-        from partage.cli.labels_document import LabelsDocument
-
         common_output.print_document(LabelsDocument(labels=labels), output)
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from partage import __version__
-from partage.answers import umask
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports, umask_of_a_command
 
 with lean_imports():
     import click
@@ -202,7 +201,7 @@ def partage() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit the process with its code."""
-    umask.of_a_command()
+    umask_of_a_command()
     # Python has None for a stream that was closed (``>&-``).
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115

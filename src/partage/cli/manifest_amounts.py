@@ -11,8 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.explain.decide.admission import Admission
-from partage.explain.decide.pod import PodNeeds
+from partage.explain.decide.never import Admission
+from partage.explain.decide.pod_and_node import PodNeeds
 from partage.explain.pod_needs import pods_of
 from partage.kubernetes.manifests.manifest import Resources, is_by_memory
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode

@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from partage.answers import common_node, common_options, common_output
+from partage.answers.documents.document import Document, PolicySource
+from partage.answers.documents.node import DriverRow
+from partage.answers.documents.plan import PlannedGpuRow, StepRow
+from partage.answers.documents.resources import ResourceRow
 from partage.answers.node_plan import PolicyOnNode, make_plan
 from partage.answers.verb import unexpected, verb
+from partage.claims.decide.slices import ClaimableRow
+from partage.errors import Problem
+from partage.values import Frozen
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partage.cli.plan_document import PlanDocument
+
+class PlanAgent(Frozen):
+    """The agent for which it is planned. at: the time of its report."""
+
+    version: str
+    at: str
+
+
+class PlanDocument(Document, kw_only=True):
+    """The answer of ``plan``. gpus: one row for each GPU. steps: of all GPUs, each once, in the order in
+    which they can be done. agent: for which it is planned; None where none runs. caveats: what to know before
+    relying on it. problems: warnings. claimable: what ResourceClaims can ask for.
+    """
+
+    kind: Literal["Plan"] = "Plan"
+    policy: PolicySource
+    driver: DriverRow
+    resources: tuple[ResourceRow, ...]
+    gpus: tuple[PlannedGpuRow, ...]
+    steps: tuple[StepRow, ...]
+    agent: PlanAgent | None
+    caveats: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    claimable: tuple[ClaimableRow, ...] = ()
 
 
 @verb("plan")
@@ -111,7 +141,6 @@ def plan_document(planned: PolicyOnNode, driver: str) -> PlanDocument:
     from partage.answers.documents.resources import resource_rows
     from partage.claims.decide.slices import claimable
     from partage.claims.model.names import NAMES_OF_DRIVER
-    from partage.cli.plan_document import PlanAgent, PlanDocument
 
     report, inventory = planned.report, planned.inventory
     return PlanDocument(

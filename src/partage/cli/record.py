@@ -1,4 +1,7 @@
-"""``partage record``: write a node, or the pods of a cluster, to files, to be simulated elsewhere."""
+"""``partage record``: write a node, or the pods of a cluster, to files, to be simulated elsewhere.
+
+A node becomes a machine for the simulation: with what Partage has set on it, besides the inventory.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,44 @@ import click
 from partage.admission.options import GPU_MEM_UNITS, gpu_mem_unit_option
 from partage.answers import cluster_options, common_node, common_options, common_output, completion
 from partage.answers.verb import verb
+from partage.edges.hardware.port import Hardware
+from partage.model.gpu import NoDriver
+from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
+from partage.model.strategy import Interval
+from partage.sim.node.machine import Machine
+
+
+async def observed_machine(hardware: Hardware) -> Machine:
+    """The machine. Daemons that do not serve are left out, and so are time slices of a real GPU that could
+    not be read. Raises HardwareError.
+    """
+    inventory = await hardware.observe()
+    if isinstance(inventory.driver, NoDriver):
+        return Machine("", inventory)
+    slices: dict[int, Interval | None] = {}
+    for time_slice in await hardware.time_slices():
+        gpu = inventory.gpu(time_slice.gpu)
+        keeps_its_own = time_slice.interval is None and inventory.simulated and gpu and not gpu.mig_enabled
+        if gpu and (keeps_its_own or time_slice.interval not in (None, Interval.DEFAULT)):
+            slices[gpu.index] = time_slice.interval
+    daemons = [_spec(daemon) for daemon in await hardware.daemons()]
+    return Machine("", inventory, time_slices=slices, daemons=tuple(filter(None, daemons)))
+
+
+def _spec(daemon: DaemonState) -> DaemonSpec | None:
+    if daemon.gpu is None or daemon.phase not in (DaemonPhase.SERVING, DaemonPhase.FAULT):
+        return None
+    limits = daemon.limits
+    return DaemonSpec(
+        daemon.gpu,
+        daemon.device,
+        limits.memory_bytes,
+        limits.threads_percent,
+        daemon.multi_user,
+        limits.namespaces,
+        limits.slots,
+    )
+
 
 FORMATS = ("json", "yaml")
 
@@ -90,7 +131,6 @@ def command(
 def _record_node(machine: str | None, to: str | None, output: str | None) -> None:
     from msgspec.structs import replace
 
-    from partage.cli.observed_machine import observed_machine
     from partage.errors import NotPermitted
     from partage.plan.offer.caveats import mig_hidden
     from partage.sim.node.files.machine_writer import is_yaml_name, machine_text

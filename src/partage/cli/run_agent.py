@@ -16,12 +16,12 @@ from partage.agent.options import AgentOptions
 from partage.agent.parts import NoClaims
 from partage.agent.status.status import AgentStatus
 from partage.agent.supervision import wait_at_most
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.host.waiting import until_tick
 from partage.kubernetes.agent.connection import ClusterConnection
 from partage.serve_http.http_access import HttpAccess, HttpOptions
-from partage.serve_http.listen import listen, say_url
+from partage.serve_http.serving import listen, say_url
 from partage.values import Frozen
 
 if TYPE_CHECKING:

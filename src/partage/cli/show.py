@@ -1,7 +1,15 @@
-"""``partage show``: the node, what it offers, who holds the shares, and a picture."""
+"""``partage show``: the node, what it offers, who holds the shares, and a picture; with ``--watch`` again and
+again, until Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +17,7 @@ from msgspec.structs import replace
 
 from partage.answers import common_node, common_options, common_output, completion
 from partage.answers.verb import verb
+from partage.errors import PartageError
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -83,7 +92,7 @@ def command(
     Exit code 4: no usable driver; the message says what to do.
     """
     if picture is not None:
-        from partage.answers.render.picture_files import check_picture_name
+        from partage.answers.render.drawing import check_picture_name
 
         check_picture_name(picture)
     if memory and (output != "table" or policy is not None or picture is not None):
@@ -93,7 +102,7 @@ def command(
 
     def show_once() -> None:
         if memory:
-            from partage.cli.memory import memory_here, print_memory
+            from partage.cli.inspect import memory_here, print_memory
 
             print_memory(memory_here(machine, run_dir))
             return
@@ -103,8 +112,6 @@ def command(
         _answer(node, output)
 
     if watch:
-        from partage.cli.watch import repeat
-
         repeat(show_once, interval, between={"table": "\n", "yaml": "---\n"}.get(output, ""))
     else:
         show_once()
@@ -183,8 +190,7 @@ def _cards(node: ShownNode) -> list[GpuCard]:
 
 
 def _draw(node: ShownNode, path: str) -> None:
-    from partage.answers.render.drawing import draw
-    from partage.answers.render.picture_files import picture_file
+    from partage.answers.render.drawing import draw, picture_file
 
     common_output.write_file(path, picture_file(draw(_cards(node), node.source), path))
 
@@ -244,7 +250,7 @@ def _print(node: ShownNode, console: Console) -> None:
         for gpu in inventory:
             for line in job_lines(report.jobs, gpu.uuid):
                 console.print(f"GPU {gpu.index}: {line}")
-        from partage.answers.render.use_tables import use_tables
+        from partage.answers.render.tables import use_tables
 
         console.print()
         for made in use_tables(report):
@@ -254,3 +260,91 @@ def _print(node: ShownNode, console: Console) -> None:
         waiting = (*limit_lines(report.held, report.jobs), *waiting_lines(report.waiting))
         for line in (*cordon, *waiting, *pending, *report.messages):
             console.print(f"! {line}", style="yellow")
+
+
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?1049l\x1b[?25h"
+
+
+def repeat(answer: Callable[[], None], interval_s: float, between: str = "") -> None:
+    """Call ``answer``, which prints, every ``interval_s`` seconds, until Ctrl-C (KeyboardInterrupt).
+
+    In a terminal each answer replaces the one before it. Elsewhere they follow each other. An error ends it
+    the first time; later it is printed, and the next answer may be there again. between: two answers.
+    """
+    if sys.stdout.isatty():
+        _redraw(answer, interval_s)
+    first = True
+    while True:
+        _say(answer, first=first, before="" if first else between)
+        first = False
+        time.sleep(interval_s)
+
+
+def _say(answer: Callable[[], None], *, first: bool, before: str) -> None:
+    sys.stdout.write(before)
+    try:
+        answer()
+    except PartageError as error:
+        if first:
+            raise
+        common_output.print_problems(error.problems)
+    sys.stdout.flush()
+
+
+def _redraw(answer: Callable[[], None], interval_s: float) -> None:
+    text = _drawn(answer)  # before the screen changes, so that an error stays readable
+    with _screen():
+        while True:
+            _draw_text(text)
+            time.sleep(interval_s)
+            try:
+                text = _drawn(answer)
+            except PartageError as error:
+                text = _drawn(partial(common_output.print_problems, error.problems))
+
+
+class _Frame(io.StringIO):
+    """A text that is drawn in a terminal: with its width, its colours and its signs."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # in typeshed it is an attribute
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _drawn(answer: Callable[[], None]) -> str:
+    """What it prints; its warnings, too."""
+    with redirect_stdout(_Frame(sys.stdout.encoding)) as frame, redirect_stderr(frame):
+        answer()
+    return frame.getvalue()
+
+
+def _draw_text(text: str) -> None:
+    """Over the old lines, without clearing the screen first: nothing flickers. What is too long is cut."""
+    import shutil
+
+    height = shutil.get_terminal_size().lines
+    lines = text.splitlines()
+    if len(lines) > height:
+        lines = [*lines[: height - 1], f"... {len(lines) - height + 1} more lines"]
+    said = f"{_CLEAR_LINE}\r\n".join(lines)
+    sys.stdout.write(f"{_HOME}{said}{_CLEAR_LINE}{_CLEAR_BELOW}")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    """The terminal's second screen; what was on it before is there again afterwards."""
+    sys.stdout.write(_OTHER_SCREEN)
+    try:
+        yield
+    finally:
+        sys.stdout.write(_OWN_SCREEN)
+        sys.stdout.flush()

@@ -24,7 +24,7 @@ from partage import __version__
 from partage.codec.values import to_plain
 from partage.doctor.decide.observation import ContainerRuntime, Observation
 from partage.doctor.decide.redact import redact_text, redact_value
-from partage.doctor.place import DoctorPlace
+from partage.doctor.host.root import DoctorPlace
 from partage.edges.host.read_file import read_regular, read_tail
 from partage.errors import InputError, PartageError, Problem
 from partage.model.gpu import Driver, Inventory

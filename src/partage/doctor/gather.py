@@ -23,8 +23,8 @@ from partage.doctor.gather_policy import GivenPolicy, Looked, look
 from partage.doctor.gather_slurm import slurm_seen
 from partage.doctor.host.cdi_files import cdi_files
 from partage.doctor.host.machine import clock_seen, device_files, disks_seen, nvidia_cards
+from partage.doctor.host.root import DoctorPlace, driver_root, host
 from partage.doctor.host.runtime import container_runtime
-from partage.doctor.place import DoctorPlace, driver_root, host
 from partage.edges.hardware.binding import find_library
 from partage.errors import HardwareError, PartageError
 from partage.model.gpu import Driver, Inventory, NoDriver
@@ -117,7 +117,7 @@ def _with_files(seen: Observation, place: DoctorPlace, sources: Sources) -> Obse
 
 def _look(place: DoctorPlace, given: GivenPolicy, report: ReportDocument | None) -> Looked:
     """The GPUs, and the policy on them. A driver that hangs is a driver that does not work."""
-    from partage.answers.lean_imports import lean_imports
+    from partage.answers.process_start import lean_imports
 
     if place.machine is None and place.elsewhere and find_library(driver_root(place)) is None:
         # Not the library of this container: it belongs to no driver of the node.

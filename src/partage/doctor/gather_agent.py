@@ -23,12 +23,10 @@ from partage.doctor.decide.observation import (
     MpsState,
     Unseen,
 )
-from partage.doctor.host.cdi_files import DIRECTORIES
-from partage.doctor.host.claim_files import claim_files
+from partage.doctor.host.cdi_files import DIRECTORIES, claim_files, limit_files
 from partage.doctor.host.kubelet import kubelet_seen
-from partage.doctor.host.limit_files import limit_files
 from partage.doctor.host.processes import agent_processes, mps_processes
-from partage.doctor.place import DoctorPlace
+from partage.doctor.host.root import DoctorPlace
 from partage.edges.files.directory_lock import RUN_LOCK, STATE_LOCK, is_locked
 from partage.edges.files.state import STATE_FILE, read_state, state_problem
 from partage.edges.host.unix_sockets import listener

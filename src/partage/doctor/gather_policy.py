@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from partage.doctor.decide.observation import GpuDifference, ObservedPolicy, Unseen
-from partage.doctor.place import DoctorPlace
+from partage.doctor.host.root import DoctorPlace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import read_state
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable

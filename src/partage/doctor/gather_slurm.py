@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partage.doctor.decide.observation import SlurmState, Unseen
-from partage.doctor.place import DoctorPlace
+from partage.doctor.host.root import DoctorPlace
 from partage.errors import ClusterError, InputError, Problem, Unsatisfiable
 from partage.model.gpu import Driver, Inventory, devices_of
 

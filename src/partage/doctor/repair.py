@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
-from partage.doctor.decide.finding import (
+from partage.doctor.decide.observation import (
     MakeDirectory,
     RemoveCdiFile,
     RemoveClaimFile,
     RemoveMpsDirectory,
     RemoveSocket,
     Repair,
+    Unseen,
 )
-from partage.doctor.decide.observation import Unseen
 from partage.doctor.decide.runtime import cdi_problem
 from partage.doctor.gather_agent import claim_files_of
 from partage.doctor.host.cdi_files import cdi_files
 from partage.doctor.host.processes import mps_processes
-from partage.doctor.place import DoctorPlace, host
+from partage.doctor.host.root import DoctorPlace, host
 from partage.edges.files.directory_lock import RUN_LOCK, is_locked
 from partage.edges.host.unix_sockets import is_listening
 from partage.edges.mps.directories import remove_directories

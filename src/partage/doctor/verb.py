@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.answers import common_options, common_output, completion
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 from partage.errors import InputError
 from partage.slurm.version import slurm_bin_option, slurm_version_option
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from partage.doctor.bundle import BundleInput
     from partage.doctor.decide.diagnose import Diagnosis
     from partage.doctor.document import DoctorDocument
-    from partage.doctor.place import DoctorPlace
+    from partage.doctor.host.root import DoctorPlace
     from partage.doctor.repair import Repaired
     from partage.edges.kube.port import ClusterNode
 
@@ -111,8 +111,7 @@ def command(
         from partage.doctor.document import doctor_document
         from partage.doctor.gather import see
         from partage.doctor.gather_policy import GivenPolicy
-        from partage.doctor.host.root import NodeRoot
-        from partage.doctor.place import DoctorPlace
+        from partage.doctor.host.root import DoctorPlace, NodeRoot
 
     place = DoctorPlace(
         NodeRoot(root.resolve() if root else Path("/")),
@@ -169,7 +168,7 @@ def _print(document: DoctorDocument, output: str, *, fixes: bool, dry_run: bool)
     if output != "table":
         common_output.print_document(document, output)
         return
-    from partage.doctor.text import print_bundle, print_diagnosis
+    from partage.doctor.document import print_bundle, print_diagnosis
 
     console = common_output.console()
     print_diagnosis(console, document, fixes=fixes, dry_run=dry_run)

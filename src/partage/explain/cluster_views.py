@@ -10,8 +10,15 @@ from msgspec.structs import replace
 
 from partage.errors import InputError
 from partage.explain.decide.amounts import PODS, Unit
-from partage.explain.decide.node import Cordoned, Counted, GpuView, NodeTaintView, NodeView, Obstacle
-from partage.explain.decide.pod import PodNeeds
+from partage.explain.decide.pod_and_node import (
+    Cordoned,
+    Counted,
+    GpuView,
+    NodeTaintView,
+    NodeView,
+    Obstacle,
+    PodNeeds,
+)
 from partage.explain.pod_needs import amount_of, pods_of
 from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, GpuUuid, device_of
 from partage.model.node_labels import DOMAIN, NodeTaint

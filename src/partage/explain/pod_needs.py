@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
 from partage.explain.decide.amounts import CPU
-from partage.explain.decide.pod import ClaimSource, PodNeeds
+from partage.explain.decide.pod_and_node import ClaimSource, PodNeeds
 from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, requests_without_limits
 from partage.kubernetes.manifests.names import name_findings
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode

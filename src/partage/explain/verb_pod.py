@@ -26,10 +26,9 @@ from partage.explain.verb_nodes import SeenNodes, Where, see_cluster, see_nodes
 
 if TYPE_CHECKING:
     from partage.edges.kube.reading import ClusterReader, Object
-    from partage.explain.decide.node import NodeView
-    from partage.explain.decide.pod import PodNeeds
+    from partage.explain.decide.pod_and_node import NodeView, PodNeeds
     from partage.explain.document import ExplainedPodRow
-    from partage.explain.other_systems import Found, TakenObjects
+    from partage.explain.pod_claims import Found, TakenObjects
 
     _Completed = Callable[[PodNeeds], PodNeeds]
 
@@ -79,7 +78,7 @@ def explain_file(file: str, where: Where, output: str) -> int:
 
 def _taken(found: Sequence[Found], file: str, seen: SeenNodes) -> TakenObjects:
     from partage.edges.files.catalogue import geometry_of
-    from partage.explain.other_systems import admission_terms, is_asking, taken
+    from partage.explain.pod_claims import admission_terms, is_asking, taken
 
     asks = is_asking(document for _, document, _ in found)
     # The views of a cluster's nodes are made only for pods that need them.
@@ -103,7 +102,7 @@ def _read(file: str) -> list[Found]:
 
 
 def _with_resources(seen: SeenNodes) -> _Completed:
-    from partage.explain.decide.by_name import IMPLICIT
+    from partage.explain.decide.pod_and_node import IMPLICIT
     from partage.explain.pod_needs import with_gpu_resources
 
     offered = {name for node in seen.nodes for name in node.names}
@@ -120,7 +119,7 @@ async def _nodes_and_claims(
     namespaces: Collection[str], names: Collection[str], found: Sequence[Found], reader: ClusterReader
 ) -> tuple[tuple[Sequence[Object], Sequence[Object]], ClaimObjects | None]:
     """namespaces: of pods with claims. names: resources that pods ask for. found: the objects of the pods."""
-    from partage.explain.other_systems import is_asking
+    from partage.explain.pod_claims import is_asking
 
     nodes, pods = await reader.nodes(), await reader.pods()
     asks = not namespaces and is_asking((document for _, document, _ in found), _listed(nodes))
@@ -179,8 +178,8 @@ async def _claims(reader: ClusterReader, namespaces: Collection[str]) -> ClaimOb
 
 def _explained(pod: PodNeeds, seen: SeenNodes, standing: str = "") -> ExplainedPodRow:
     from partage.edges.files.catalogue import geometry_of
-    from partage.explain.decide.admission import Trials
     from partage.explain.decide.explain import explain_pod
+    from partage.explain.decide.never import Trials
     from partage.explain.document import explained_pod
 
     trials = Trials()
@@ -238,7 +237,7 @@ def explain_live_pod(name: str, namespace: str | None, where: Where, output: str
 def _with_former(needs: PodNeeds, pod: Object, seen: SeenNodes) -> PodNeeds:
     """With what it was before, if it was written for another system."""
     from partage.edges.files.catalogue import geometry_of
-    from partage.explain.other_systems import admission_terms, with_former
+    from partage.explain.pod_claims import admission_terms, with_former
 
     if not needs.claim_sources:
         return needs
@@ -248,7 +247,7 @@ def _with_former(needs: PodNeeds, pod: Object, seen: SeenNodes) -> PodNeeds:
 
 def _not_rewritten(needs: PodNeeds, pod: Object, seen: SeenNodes) -> str:
     from partage.edges.files.catalogue import geometry_of
-    from partage.explain.other_systems import admission_terms, not_rewritten
+    from partage.explain.pod_claims import admission_terms, not_rewritten
 
     return "" if needs.claim_sources else not_rewritten(pod, admission_terms(seen.nodes, geometry_of))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from partage.answers import common_options, common_output
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 from partage.kubernetes.verb_takeover import (
     TakeoverRun,

@@ -9,7 +9,7 @@ import click
 
 from partage.answers import common_options, common_output
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 
 if TYPE_CHECKING:

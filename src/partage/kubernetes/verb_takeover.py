@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.answers import cluster_options, common_node, common_options, common_output
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 from partage.errors import ClusterError, InputError, PartageError, Unsatisfiable
 

@@ -11,8 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell
-from partage.answers.render.slices import slices_of
+from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell, slices_of
 from partage.answers.render.tables import plain_table
 from partage.answers.wording import product_word
 from partage.edges.files.catalogue import geometry_of
@@ -23,13 +22,15 @@ from partage.model.policy import ALL_EXCLUSIVE
 from partage.model.strategy import Strategy
 from partage.packing.decide.openings import MaximalLayout
 from partage.packing.decide.pack import PackedGpu, Packing
-from partage.packing.document import demand_words, places, served_counts
-from partage.packing.fits_document import (
+from partage.packing.document import (
     FitsModelRow,
     MigRow,
     ProfileRow,
+    demand_words,
     is_plain,
     layout_words,
+    places,
+    served_counts,
 )
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign

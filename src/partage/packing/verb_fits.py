@@ -12,7 +12,7 @@ from partage.answers.verb import verb
 
 if TYPE_CHECKING:
     from partage.model.gpu import Gpu, Inventory
-    from partage.packing.fits_document import FitsDocument
+    from partage.packing.document import FitsDocument
 
 
 @verb("fits")
@@ -35,10 +35,10 @@ def command(model: str | None, machine: str | None, picture: str | None, output:
     if model is not None and machine is not None:
         raise click.UsageError("MODEL and --machine exclude each other")
     if picture is not None:
-        from partage.answers.render.picture_files import check_picture_name
+        from partage.answers.render.drawing import check_picture_name
 
         check_picture_name(picture)
-    from partage.packing.fits_document import fits_document
+    from partage.packing.document import fits_document
 
     inventory = common_node.need_driver(common_node.observe(machine) if model is None else _inventory(model))
     document = fits_document(inventory.gpus, inventory.driver)
@@ -60,8 +60,7 @@ def _inventory(name: str) -> Inventory:
 
 
 def _draw(document: FitsDocument, nodes: Sequence[Gpu], path: str) -> None:
-    from partage.answers.render.drawing import draw
-    from partage.answers.render.picture_files import picture_file
+    from partage.answers.render.drawing import draw, picture_file
     from partage.errors import Unsatisfiable
     from partage.packing.tables import pictured
 

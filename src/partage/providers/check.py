@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from partage.codec.yaml_document import Value
+from partage.codec.yaml_tree import Value
 from partage.edges.files.catalogue import load_catalogue
 from partage.errors import Problem
 from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, ManifestNode
@@ -14,17 +14,17 @@ from partage.model.policy import Policy
 from partage.plan.offer.policy_choice import variants
 from partage.providers.decide.judge_groups import judge_groups
 from partage.providers.decide.judge_pods import judge_pod
-from partage.providers.decide.rules import Provider
-from partage.providers.decide.subjects import (
+from partage.providers.decide.rules import (
     Group,
     LayoutTable,
     ManifestContainer,
     ManifestPod,
     Model,
+    Provider,
     RuleViolation,
     groups_of,
 )
-from partage.providers.rules_file import find_provider, layout_tables
+from partage.providers.files import find_provider, layout_tables
 from partage.values import Frozen
 
 

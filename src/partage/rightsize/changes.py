@@ -11,7 +11,7 @@ from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.model.policy import MemoryUnits
 from partage.plan.history.evidence import JOB
 from partage.plan.offer.memory_units import MOST_UNITS, count_units
-from partage.rightsize.decide.recommend import GpuSize, Recommendation, units_needed, whole_gib
+from partage.rightsize.decide import GpuSize, Recommendation, units_needed, whole_gib
 from partage.text import count_of, printable
 from partage.units import format_bytes
 from partage.values import Frozen

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from partage.answers.documents.document import Document
-from partage.rightsize.decide.recommend import (
+from partage.rightsize.decide import (
     Confidence,
     Doubt,
     GpuSize,

@@ -15,7 +15,7 @@ from partage.errors import InputError
 
 if TYPE_CHECKING:
     from partage.rightsize.changes import Wanted
-    from partage.rightsize.decide.recommend import GpuSize, Recommendation
+    from partage.rightsize.decide import GpuSize, Recommendation
     from partage.rightsize.document import RightsizeDocument
     from partage.rightsize.sources import ObservedUse, PrometheusPlace
 
@@ -110,12 +110,12 @@ def command(
     if manifests and output != "patch":
         raise click.UsageError("--manifests is for -o patch")
     if plot is not None:
-        from partage.answers.render.picture_files import check_plot
+        from partage.answers.render.drawing import check_plot
 
         check_plot(plot)
     from partage.edges.files.usage_days import DIRECTORY
     from partage.rightsize.changes import Wanted, check_unit
-    from partage.rightsize.decide.recommend import recommend
+    from partage.rightsize.decide import recommend
     from partage.rightsize.document import rightsize_document
     from partage.rightsize.sources import PrometheusPlace
 
@@ -161,8 +161,8 @@ def _observed(
 
 
 def _draw(plot: str, answer: RightsizeDocument) -> None:
-    from partage.answers.render.picture_files import check_picture_name
-    from partage.rightsize.plot import plot as draw
+    from partage.answers.render.drawing import check_picture_name
+    from partage.rightsize.tables import plot as draw
 
     common_output.write_file(plot, draw(answer, check_picture_name(plot)))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from partage.serve_http.metrics.durations import Durations
-from partage.serve_http.metrics.exposition import Family, label_text
+from partage.serve_http.metrics.exposition import Durations, Family, label_text
 from partage.values import Frozen
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)

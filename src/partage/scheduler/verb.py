@@ -9,7 +9,7 @@ import click
 
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.common_options import dra_driver_option, log_level_option
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 from partage.errors import missing_library
 from partage.serve_http.options import http_option, http_options, http_protection
@@ -48,7 +48,7 @@ def command(*, kubeconfig: str | None, policy: str, dra_driver: str, http: str, 
     if policy == "ssp" and find_spec("numpy") is None:
         raise missing_library("--policy ssp", "numpy", "numpy", "--policy bestfit needs none")
     with lean_imports(tls=True):
-        import asyncio  # with TLS, before others import it without (answers.lean_imports)
+        import asyncio  # with TLS, before others import it without (answers.process_start)
     import gc
     import sys
 

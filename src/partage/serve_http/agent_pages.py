@@ -78,7 +78,7 @@ def agent_pages(
 
 def _history_answer(history: Callable[[], Iterable[Raw]] | None) -> Answer:
     """The history of use."""
-    from partage.answers.documents.usage_history import history_document
+    from partage.answers.documents.use import history_document
 
     if history is None:
         return json_answer({"error": "this agent keeps no history (--history 0)"}, HTTPStatus.NOT_FOUND)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import Command
 
 if TYPE_CHECKING:

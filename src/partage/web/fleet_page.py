@@ -18,15 +18,14 @@ from partage.answers.share_counts import ShareCount
 from partage.model.ids import ResourceName
 from partage.serve_http.http import Answer, Page, PageRequest, Stream
 from partage.serve_http.http_access import STATIC
-from partage.serve_http.pages import page
-from partage.serve_http.pages.agent_page import static_page
+from partage.serve_http.pages import markup
+from partage.serve_http.pages.agent_page import changes, static_page
 from partage.serve_http.pages.legend import fleet_legend, node_legend
-from partage.serve_http.pages.live import changes
 from partage.serve_http.pages.markup import Child, element, foreign, html
 from partage.serve_http.pages.node_page import Sections
 from partage.text import count_of
 from partage.values import Frozen
-from partage.web.glance import CHANGING, IDLE, Glance, NodeTotals
+from partage.web.node_views import CHANGING, IDLE, Glance, NodeTotals
 
 _HTML = "text/html; charset=utf-8"
 N = TypeVar("N")
@@ -127,7 +126,7 @@ class FleetPages(Generic[N]):
             html(form),
         )
         body = "".join((*head, '<section aria-label="Nodes" class="nodes">', *rows, "</section>"))
-        document = page.document(
+        document = markup.document(
             "Nodes", body, events="/events", top=fleet_legend(self._views.standings), source=self._fleet.words
         )
         return HTTPStatus.OK, _HTML, document
@@ -140,11 +139,11 @@ class FleetPages(Generic[N]):
             text = html(
                 element("section", element("p", "There is no node ", foreign(name or "without a name"), "."))
             )
-            body = page.document(
+            body = markup.document(
                 "No such node", news + text, events="", top=_back(), source=self._fleet.words
             )
             return HTTPStatus.NOT_FOUND, _HTML, body
-        body = page.document(
+        body = markup.document(
             f"{name}: GPUs",
             news + self._views.grouped(self._sections(name, node)),
             events=f"/events?node={quote(name, safe='')}",

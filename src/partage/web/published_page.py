@@ -19,7 +19,7 @@ from partage.serve_http.pages.markup import Child, element, foreign, html, momen
 from partage.serve_http.pages.node_page import Sections
 from partage.text import listed
 from partage.units import format_bytes
-from partage.web.published import PublishedNode, PublishedResource
+from partage.web.cluster_fleet import PublishedNode, PublishedResource
 
 NOT_PUBLISHED = "not published"
 UNKNOWN = "not known"
@@ -66,7 +66,7 @@ def state_of(node: PublishedNode) -> tuple[str, str]:
     return "ready", "good"
 
 
-def problems_of(node: PublishedNode) -> Iterator[str]:
+def published_problems(node: PublishedNode) -> Iterator[str]:
     """Everything that is wrong, in sentences."""
     if node.kubelet is not None and node.kubelet.status != TRUE:
         yield f"The node is not ready: {node.kubelet.message or node.kubelet.reason}"

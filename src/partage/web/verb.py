@@ -12,7 +12,7 @@ import click
 
 from partage.answers import common_output
 from partage.answers.cluster_options import cluster_of
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 from partage.errors import InputError, Problem
 from partage.serve_http.options import http_option, http_options, http_protection
@@ -100,7 +100,7 @@ def command(
 @contextmanager
 def _reports(fleet: FleetReports | FleetAgents) -> Iterator[dict[str, Page]]:
     from partage.web.fleet_page import FleetPages
-    from partage.web.report_views import ReportViews
+    from partage.web.node_views import ReportViews
 
     try:
         yield FleetPages(fleet, ReportViews()).pages()
@@ -111,12 +111,12 @@ def _reports(fleet: FleetReports | FleetAgents) -> Iterator[dict[str, Page]]:
 @contextmanager
 def _cluster(kubeconfig: str | None) -> Iterator[dict[str, Page]]:
     with lean_imports(tls=True):
-        import asyncio  # noqa: F401 - with TLS, before others import it without (answers.lean_imports)
+        import asyncio  # noqa: F401 - with TLS, before others import it without (answers.process_start)
 
     from partage.edges.kube.connection import Connection
     from partage.web.cluster_fleet import ClusterFleet
     from partage.web.fleet_page import FleetPages
-    from partage.web.published_views import PublishedViews
+    from partage.web.node_views import PublishedViews
 
     def say(trouble: str) -> None:
         common_output.say(trouble, err=True)
@@ -131,12 +131,12 @@ def _cluster(kubeconfig: str | None) -> Iterator[dict[str, Page]]:
 
 def _serve(pages: dict[str, Page], http: str) -> None:
     """Until Ctrl-C."""
-    import asyncio  # not at the top, where there is no TLS (answers.lean_imports)
+    import asyncio  # not at the top, where there is no TLS (answers.process_start)
 
     from partage.agent import log
     from partage.serve_http.http import HttpServer
     from partage.serve_http.http_access import HttpAccess
-    from partage.serve_http.listen import interrupted, listen, say_url
+    from partage.serve_http.serving import interrupted, listen, say_url
 
     log.configure()
     access = HttpAccess(http_options())
@@ -154,7 +154,7 @@ def _fleet(
     folder: Path | None, agents: tuple[str, ...], token_file: Path | None, ca: Path | None, every: float
 ) -> FleetReports | FleetAgents:
     with lean_imports(tls=True):
-        import asyncio  # noqa: F401 - with TLS, before others import it without (answers.lean_imports)
+        import asyncio  # noqa: F401 - with TLS, before others import it without (answers.process_start)
     import ssl
 
     from partage.edges.host.read_file import check_regular, read_token

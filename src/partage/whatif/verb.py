@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from partage.answers import common_node, common_output
-from partage.answers.made_devices import made_desired
+from partage.answers.node_plan import made_desired
 from partage.claims.decide.book import ClaimBook, book_of_offer
 from partage.claims.decide.classes import names_meant
 from partage.claims.model.names import ClaimNames
@@ -64,12 +64,12 @@ def print_trace(options: TraceOptions) -> int:
     """
     _check_together(options)
     if options.plot is not None:
-        from partage.answers.render.picture_files import check_plot
+        from partage.answers.render.drawing import check_plot
 
         check_plot(options.plot)
     answer = _placements(options) if options.placements else _answer(options)
     if options.plot is not None:
-        from partage.answers.render.picture_files import check_picture_name
+        from partage.answers.render.drawing import check_picture_name
         from partage.whatif.plot import placement_plot, plot
 
         ending = check_picture_name(options.plot)

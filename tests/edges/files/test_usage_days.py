@@ -19,8 +19,7 @@ from partage.model.usage_day import RunNow, UsageDay, WorkloadDay
 from partage.plan.history.evidence import UsePoint
 from partage.plan.history.keeper import HistoryKeeper
 from partage.plan.usage import NodeUse
-from partage.rightsize.decide.from_history import gather_days, unattributed_part
-from partage.rightsize.decide.recommend import GpuSize, recommend
+from partage.rightsize.decide import GpuSize, gather_days, recommend, unattributed_part
 from partage.rightsize.document import rightsize_document
 from partage.units import GIB
 

@@ -8,7 +8,7 @@ import pytest
 
 from partage.edges.host.http_exchange import HttpRequest, ProtocolError, answer_of, is_http_url
 from partage.errors import Rejected, Unreachable
-from partage.rightsize.prometheus import Prometheus
+from partage.rightsize.sources import Prometheus
 from tests.misbehaving import HEAD, SERVERS, and_end, misbehaving
 
 WITHIN_S = 0.5

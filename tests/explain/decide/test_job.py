@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.codec.values import CodecError
-from partage.explain.decide.fewest import fewest
+from partage.explain.decide.amounts import fewest
 from partage.explain.decide.job import WORDS, JobVerdict, SlurmNow, explain_job, said_by_slurm
 from partage.slurm.decide.node_view import live_view
 from partage.slurm.model import HeldGres, JobId, LiveNode, QueuedJob

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
-from partage.explain.decide.admission import Trials
 from partage.explain.decide.apply import applied
 from partage.explain.decide.explain import explain_pod, first_finding
+from partage.explain.decide.never import Trials
 from partage.explain.decide.now import after
-from partage.explain.decide.pod import PodNeeds
+from partage.explain.decide.pod_and_node import PodNeeds
 from partage.model.pod import Container, ContainerKind
 from partage.model.policy import Policy
 from partage.model.share import resources_of

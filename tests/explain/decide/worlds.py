@@ -28,8 +28,15 @@ from partage.explain.decide.changes import (
     WaitForGpu,
     WaitForPods,
 )
-from partage.explain.decide.node import Changing, Cordoned, GpuView, NodeView, Obstacle, Unhealthy
-from partage.explain.decide.pod import PodNeeds
+from partage.explain.decide.pod_and_node import (
+    Changing,
+    Cordoned,
+    GpuView,
+    NodeView,
+    Obstacle,
+    PodNeeds,
+    Unhealthy,
+)
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.pod import Container

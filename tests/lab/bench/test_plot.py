@@ -2,7 +2,7 @@
 
 import pytest
 
-from partage.answers.render.picture_files import check_plot
+from partage.answers.render.drawing import check_plot
 from partage.errors import InputError, Unsatisfiable
 from partage.lab.bench.model import BenchMachine
 from partage.lab.bench.plot import figure, panels, plot_file

@@ -17,8 +17,7 @@ from partage.plan.history.evidence import Evidence, Run, UsePoint, gather
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
 from partage.plan.history.keeper import ENDED_AFTER_S, MOST_PARTS, MOST_WORKLOADS, Curve, HistoryKeeper
 from partage.plan.usage import NodeUse
-from partage.rightsize.decide.from_history import gather_days
-from partage.rightsize.decide.recommend import Confidence, Doubt, GpuSize, recommend
+from partage.rightsize.decide import Confidence, Doubt, GpuSize, gather_days, recommend
 from partage.units import GIB, MIB
 from partage.values import Frozen
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.geometry import instance_memory
 from partage.plan.history.evidence import Evidence, Run, gather, workload_of
-from partage.rightsize.decide.recommend import (
+from partage.rightsize.decide import (
     MOST_MPS,
     Confidence,
     Doubt,

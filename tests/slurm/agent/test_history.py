@@ -14,7 +14,7 @@ from partage.agent.options import Intervals
 from partage.cli.main import run
 from partage.edges.files.usage_days import UsageDays, read_usage_days
 from partage.model.usage_day import GpuSeen
-from partage.rightsize.decide.from_history import gather_days
+from partage.rightsize.decide import gather_days
 from partage.sim.node.faults import Occupy
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware

@@ -1,17 +1,94 @@
-"""What GPUs and containers do, as the agent sampled it last, and the last hour of each GPU."""
+"""What GPUs and containers do: as the agent sampled it last, the last hour of each GPU, the days that it
+keeps, and what its watchdog saw last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, cast
 
-from msgspec import field
+from msgspec import Raw, field
 
-from partage.agent.status.status import UsageObservation, UseSeen
-from partage.answers.documents.watch import TimeOf
-from partage.model.ids import DeviceUuid, GpuUuid
+from partage.agent.status.status import UsageObservation, UseSeen, WatchObservation
+from partage.answers.documents.document import Document, row
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
 from partage.model.samples import Samples
+from partage.model.share import Guarantee
+from partage.model.usage_day import UsageDay
+from partage.plan.serve.watchdog import ContainerUsage, GrantKind, Violation, ViolationKind
 from partage.plan.usage import MINUTES, ContainerUse, LastHour, UseMinute, busy_of
 from partage.values import Frozen
+
+TimeOf = Callable[[float], str]
+"""A time of the agent's clock as RFC 3339, in UTC, to the millisecond."""
+
+
+class UsageRow(Frozen):
+    """What one container uses of a device. pids: its processes. at_least: some of its processes have no
+    figure. share_bytes: memory of its shares. over: it uses more than its shares.
+    """
+
+    gpu: GpuUuid
+    device: DeviceUuid
+    namespace: str | None
+    pod: str | None
+    container: str | None
+    container_id: ContainerId
+    pids: tuple[int, ...]
+    used_bytes: int
+    at_least: bool
+    share_bytes: int
+    guarantee: Guarantee | None
+    over: bool
+
+
+class ConcernRow(UsageRow):
+    """A container that does something wrong. concern: ``over``: it uses more than its shares; ``ungranted``:
+    it holds no share. reason: a sentence.
+    """
+
+    concern: ViolationKind
+    reason: str
+
+
+class WatchRow(Frozen):
+    """The watchdog's last check. hidden: why processes may be missing."""
+
+    at: str
+    hidden: str | None
+    containers: tuple[UsageRow, ...]
+    concerns: tuple[ConcernRow, ...]
+
+
+def watch_row(observation: WatchObservation, time_of: TimeOf) -> WatchRow:
+    """Containers that hold shares of GPUs that are watched, and those that do something wrong."""
+    usages, violations = observation.watched.usages, observation.watched.violations
+    return WatchRow(
+        at=time_of(observation.at_s),
+        hidden=observation.hidden or None,
+        containers=tuple(_usage_row(usage) for usage in usages if usage.grant is GrantKind.HELD),
+        concerns=tuple(_concern_row(violation) for violation in violations),
+    )
+
+
+def _concern_row(violation: Violation) -> ConcernRow:
+    usage = _usage_row(violation.usage)
+    return row(ConcernRow, usage, concern=violation.concern, reason=violation.reason)
+
+
+def _usage_row(usage: ContainerUsage) -> UsageRow:
+    holder = usage.holder
+    return row(
+        UsageRow,
+        usage,
+        namespace=holder.namespace if holder else None,
+        pod=holder.pod if holder else None,
+        container=holder.container if holder else None,
+        container_id=usage.container,
+        at_least=usage.partly,
+        share_bytes=usage.granted_bytes,
+    )
+
 
 FRESH_S = 90.0
 """A sample is taken for the present one for so long. While a share is held, the history of use samples every
@@ -152,3 +229,15 @@ def _hour_row(begins_at: str, rows: Iterable[UseMinute]) -> HourRow:
         temperature_c=column(lambda row: row.temperature_c),
         power_w=column(lambda row: row.power_w),
     )
+
+
+class HistoryDocument(Document, kw_only=True):
+    """What the agent has kept of the use of GPUs. days: the oldest first."""
+
+    kind: Literal["History"] = "History"
+    days: tuple[UsageDay, ...]
+
+
+def history_document(files: Iterable[Raw]) -> HistoryDocument:
+    """files: the days as they are on the disk. To take them apart would cost the agent memory."""
+    return HistoryDocument(days=cast("tuple[UsageDay, ...]", tuple(files)))

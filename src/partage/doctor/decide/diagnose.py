@@ -6,19 +6,16 @@ from collections.abc import Sequence
 
 from partage.doctor.decide import (
     agent,
-    claims,
     driver,
     gpus,
     host,
-    kubelet,
-    labels,
-    limits,
+    kubernetes,
+    left_files,
     policy,
     runtime,
     slurm,
 )
-from partage.doctor.decide.finding import EVERYTHING, Check, Finding, Repair
-from partage.doctor.decide.observation import Observation, Unseen
+from partage.doctor.decide.observation import EVERYTHING, Check, Finding, Observation, Repair, Unseen
 from partage.values import Answer, Frozen
 
 CHECKS: tuple[Check, ...] = (
@@ -26,12 +23,11 @@ CHECKS: tuple[Check, ...] = (
     *gpus.CHECKS,
     *host.CHECKS,
     *agent.CHECKS,
-    *kubelet.CHECKS,
+    *kubernetes.KUBELET_CHECKS,
     *runtime.CHECKS,
-    *claims.CHECKS,
-    *limits.CHECKS,
+    *left_files.CHECKS,
     *policy.CHECKS,
-    *labels.CHECKS,
+    *kubernetes.LABEL_CHECKS,
     *slurm.CHECKS,
     *agent.REASON_CHECKS,
 )

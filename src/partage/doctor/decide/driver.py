@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from partage.doctor.decide.finding import EVERYTHING, Check, Finding, error, warning
-from partage.doctor.decide.observation import Card, DeviceFile, DriverParts, Observation
+from partage.doctor.decide.observation import (
+    EVERYTHING,
+    Card,
+    Check,
+    DeviceFile,
+    DriverParts,
+    Finding,
+    Observation,
+    error,
+    warning,
+)
 from partage.model.gpu import PAUSED, Driver, NoDriver
 from partage.model.nvml_functions import USES
 from partage.text import count_of, listed

@@ -1,17 +1,26 @@
-"""The CDI specifications of NVIDIA's devices on a node, and the files that they name."""
+"""The CDI files on a node: the specifications of NVIDIA's devices, and the files that they name; those of
+ResourceClaims, and the pods that the kubelet says to run with these; those of memory limits, their copies,
+and the hook that they name.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from partage.claims.decide.cdi import KIND, record_in
 from partage.codec.yaml_document import read_document
-from partage.doctor.decide.observation import CdiFile
+from partage.doctor.decide.observation import CdiFile, ClaimFile, LimitFile
+from partage.doctor.host.kubelet import KubeletHolds, kubelet_holds
 from partage.doctor.host.root import NodeRoot
+from partage.edges.cdi.limit_files import PREFIX
 from partage.errors import InputError
+from partage.model.claim import ClaimHold
+from partage.model.ids import GpuUuid, device_of
+from partage.plan.serve.limit_edits import set_in
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 """The directories of runtimes, in their order."""
@@ -115,3 +124,84 @@ def _is_ours(root: NodeRoot, path: str) -> bool:
         return spec.stat().st_mtime_ns <= spec.with_suffix(".digest").stat().st_mtime_ns
     except OSError:
         return False
+
+
+_CLAIM_FILE = re.compile(rf"{re.escape(KIND.replace('/', '-'))}_([0-9A-Za-z-]{{1,64}})\.json", re.ASCII)
+
+
+def claim_files(root: NodeRoot, directories: Sequence[str], pod_resources: Path) -> tuple[ClaimFile, ...]:
+    """All of them, with the pods that have their claims. pod_resources: the kubelet's socket, here; it is
+    asked only where there are files.
+    """
+    found = {
+        path: _claim(root, path) for directory in directories for path in root.files(directory, _CLAIM_FILE)
+    }
+    if not found:
+        return ()
+    asked = kubelet_holds(pod_resources)
+    holds = None if asked is None else asked.claims
+    return tuple(
+        ClaimFile(path, claim, None if holds is None or not claim else _pods(claim, holds))
+        for path, claim in found.items()
+    )
+
+
+def _claim(root: NodeRoot, path: str) -> str:
+    """Its name, ``team-a/part``; empty: the file does not say it."""
+    name = _CLAIM_FILE.fullmatch(path.rpartition("/")[2])
+    assert name is not None, "only such files are listed"
+    try:
+        record = record_in(root.text(path).encode(), name[1])
+    except OSError:
+        return ""
+    return "" if record is None else str(record.claim)
+
+
+def _pods(claim: str, holds: Sequence[ClaimHold]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"{hold.namespace}/{hold.pod}" for hold in holds if hold.claim == claim))
+
+
+_LIMIT_FILE = re.compile(rf"{re.escape(PREFIX)}_set-[0-9a-f]{{1,64}}\.json", re.ASCII)
+
+
+def limit_files(
+    root: NodeRoot, directories: Sequence[str], program: str, pod_resources: Path
+) -> tuple[LimitFile, ...]:
+    """All of them, with the pods that have a share of their GPUs; the hook last. program: its path."""
+    paths = [path for directory in directories for path in root.files(directory, _LIMIT_FILE)]
+    hook = [program] if _is_there(root, program) else []
+    if not paths and not hook:
+        return ()
+    holds = kubelet_holds(pod_resources)
+    found = [LimitFile(path, _pods_with(_gpus(root, path), holds)) for path in paths]
+    every = None if holds is None else tuple(dict.fromkeys(pod for file in found for pod in file.pods or ()))
+    return (*found, *(LimitFile(path, every) for path in hook))
+
+
+def _is_there(root: NodeRoot, path: str) -> bool:
+    """False also where this user may not look."""
+    try:
+        return root.at(path).exists()
+    except OSError:
+        return False
+
+
+def _gpus(root: NodeRoot, path: str) -> frozenset[GpuUuid]:
+    """Empty: it is damaged, and no runtime can use it."""
+    try:
+        given = set_in(root.text(path).encode())
+    except OSError:
+        return frozenset()
+    return frozenset(limit.gpu for limit in given.limits) if given else frozenset()
+
+
+def _pods_with(gpus: frozenset[GpuUuid], holds: KubeletHolds | None) -> tuple[str, ...] | None:
+    if holds is None:
+        return None
+    return tuple(
+        dict.fromkeys(
+            f"{hold.namespace}/{hold.pod}"
+            for hold in holds.containers
+            if any(device_of(share) in gpus for share in hold.ids)
+        )
+    )

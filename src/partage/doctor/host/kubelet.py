@@ -1,4 +1,4 @@
-"""The kubelet's directories and sockets, and how it makes cgroups."""
+"""The kubelet's directories and sockets, how it makes cgroups, and what it says that containers hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from partage.doctor.decide.observation import Kubelet, Unseen
 from partage.doctor.host.processes import KubeletProcess, kubelet_process
 from partage.doctor.host.root import NodeRoot
 from partage.edges.host.unix_sockets import is_listening
-from partage.errors import InputError
+from partage.errors import InputError, Unreachable
+from partage.model.claim import ClaimHold
+from partage.model.share import ContainerHold
+from partage.values import Frozen
 
 _USUAL_ROOT = "/var/lib/kubelet"
 _SIGNS = (
@@ -64,3 +67,35 @@ def _cgroup_driver(root: NodeRoot, file: str) -> str:
         return ""
     said = value.get("cgroupDriver") if isinstance(value, dict) else None
     return said if isinstance(said, str) else ""
+
+
+_ASKED_S = 2.0
+
+
+class KubeletHolds(Frozen):
+    """Ids of device plugins, and claims, of all containers."""
+
+    containers: tuple[ContainerHold, ...]
+    claims: tuple[ClaimHold, ...]
+
+
+def kubelet_holds(pod_resources: Path) -> KubeletHolds | None:
+    """Asks PodResources. None: nobody says it."""
+    from partage.answers.process_start import lean_imports
+
+    with lean_imports():
+        import asyncio
+
+        from partage.edges.kubelet.pod_resources import PodResourcesClient
+
+    async def ask() -> KubeletHolds:
+        client = PodResourcesClient(pod_resources, timeout_s=_ASKED_S)
+        try:
+            return KubeletHolds(tuple(await client.held()), client.claims)
+        finally:
+            client.close()
+
+    try:
+        return asyncio.run(ask())
+    except Unreachable:
+        return None

@@ -1,10 +1,35 @@
-"""Amounts of resources as people write them."""
+"""Amounts of resources: as people write them, and who has to end so that enough is free."""
 
 from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 from partage.text import count_of
 from partage.units import format_bytes, format_exactly
 from partage.values import Frozen
+
+Holder = TypeVar("Holder", bound=Hashable)
+
+
+def fewest(counts: Mapping[Holder, int], missing: int) -> tuple[Holder, ...] | None:
+    """The fewest holders that hold so much together: of single ones the smallest that is enough, else the
+    largest ones. None: all of them together are not enough.
+    """
+    if missing <= 0:
+        return ()
+    ordered = sorted(counts, key=lambda who: (counts[who], str(who)))
+    alone = next((who for who in ordered if counts[who] >= missing), None)
+    if alone is not None:
+        return (alone,)
+    chosen: list[Holder] = []
+    for who in reversed(ordered):
+        if missing <= 0:
+            break
+        chosen.append(who)
+        missing -= counts[who]
+    return tuple(chosen) if missing <= 0 else None
+
 
 CPU, MEMORY, STORAGE, PODS = "cpu", "memory", "ephemeral-storage", "pods"
 

@@ -31,18 +31,18 @@ from partage.explain.decide.changes import (
     WaitForGpu,
     WaitForPods,
 )
-from partage.explain.decide.node import (
+from partage.explain.decide.pod_and_node import (
     NODE_STATE,
     Changing,
     Cordoned,
     Counted,
     NodeView,
     Obstacle,
+    PodNeeds,
     Unhealthy,
     devices_of_gpu,
     holder_of,
 )
-from partage.explain.decide.pod import PodNeeds
 from partage.kubernetes.decide.node_rules import Toleration
 from partage.model.ids import DeviceUuid, GpuUuid, device_of
 from partage.model.pod import Container

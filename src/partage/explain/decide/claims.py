@@ -1,4 +1,4 @@
-"""What keeps the claims of a pod from their devices on a node, and what would give them.
+"""What keeps the claims of a pod from their devices on a node and on each GPU, and what would give them.
 
 The devices are those that the node publishes, chosen as the scheduler chooses; what the scheduler would give
 is then asked of the function with which the node's agent answers the kubelet.
@@ -6,7 +6,7 @@ is then asked of the function with which the node's agent answers the kubelet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 
@@ -24,12 +24,12 @@ from partage.claims.decide.device_reasons import (
     SelectorBroken,
     SelectorSaysNo,
 )
-from partage.claims.decide.nearest import nearest
+from partage.claims.decide.nearest import best_reason, nearest
 from partage.claims.decide.scheduling import Placed, Unplaced, WayVerdict, place, refused_by_node
 from partage.claims.model.claim import DeviceAsk, amount_words
 from partage.claims.model.names import MEMORY, NAMES_OF_DRIVER
+from partage.explain.decide.amounts import fewest
 from partage.explain.decide.apply import Applied
-from partage.explain.decide.by_name import CLAIM_BY_NAME
 from partage.explain.decide.changes import (
     Change,
     ClaimLess,
@@ -43,24 +43,94 @@ from partage.explain.decide.changes import (
     WaitForGpu,
     WaitForPods,
 )
-from partage.explain.decide.claim_reasons import (
+from partage.explain.decide.gpus import GpuVerdict, obstacle_words
+from partage.explain.decide.pod_and_node import (
+    CLAIM_BY_NAME,
+    Changing,
+    GpuView,
+    NodeView,
+    Obstacle,
+    PodNeeds,
+    Unhealthy,
+)
+from partage.explain.decide.reasons import (
+    SHOWN,
     ClaimElsewhere,
     ClaimMissing,
     ClassUnknown,
+    GpuForClaim,
+    GpuOffersOther,
     NodeRefusesClaim,
     NoDeviceEver,
     NoDeviceNow,
     NoDevicesForClaims,
 )
-from partage.explain.decide.fewest import fewest
-from partage.explain.decide.node import Changing, NodeView, Obstacle, Unhealthy
-from partage.explain.decide.pod import PodNeeds
-from partage.explain.decide.reasons import SHOWN
 from partage.model.ids import GpuUuid
 from partage.plan.offer.select import GeometryOf
 from partage.plan.serve.claim_offer import Closed
 from partage.plan.serve.ledger_entry import Hold
-from partage.text import listed
+from partage.text import count_of, listed
+
+_Rated = Sequence[tuple[BookDevice, DeviceReason | None]]
+
+
+def claim_verdicts(
+    pod: PodNeeds, node: NodeView, others: Sequence[GpuVerdict], geometry_of: GeometryOf
+) -> tuple[GpuVerdict, ...]:
+    """Every GPU for the first request that gets nothing; where all get theirs, those that they are of.
+
+    others: verdicts about what containers ask for by name; they stay for GPUs that are not for claims.
+    """
+    book = claim_book(node, geometry_of)
+    missed = given_on(pod, node, geometry_of)
+    indexes = {GpuUuid(device.gpu): device.gpu_index for device in book.devices if device.gpu}
+    known = [view for view in node.gpus if view.uuid in indexes or view.index not in indexes.values()]
+    known += [
+        GpuView(index, gpu)
+        for gpu, index in indexes.items()
+        if index is not None and gpu not in {view.uuid for view in known}
+    ]
+    by_name = {verdict.uuid: verdict for verdict in others}
+    found = []
+    for view in sorted(known, key=lambda view: view.index):
+        if view.uuid in indexes:
+            found.append(_verdict(view, node, missed, book))
+        elif view.uuid in by_name:
+            found.append(by_name[view.uuid])
+        else:
+            found.append(_not_for_claims(view, node))
+    return tuple(found)
+
+
+def _verdict(view: GpuView, node: NodeView, missed: Placed | Unplaced, book: ClaimBook) -> GpuVerdict:
+    if isinstance(missed, Placed):
+        return GpuVerdict(view.index, view.uuid, None)
+    rated = [(way, [row for row in way.devices if row[0].gpu == view.uuid]) for way in missed.ways]
+    rated = [(way, rows) for way, rows in rated if rows]
+    if not rated or any(reason is None for _, rows in rated for _, reason in rows):
+        return GpuVerdict(view.index, view.uuid, None)
+    way, rows = rated[-1]
+    text, change = _why(missed, way, rows, node, book)
+    return GpuVerdict(view.index, view.uuid, GpuForClaim(view.index, text), change)
+
+
+def _why(
+    missed: Unplaced, way: WayVerdict, rows: _Rated, node: NodeView, book: ClaimBook
+) -> tuple[str, Change | None]:
+    device, reason = best_reason([(device, reason) for device, reason in rows if reason is not None])
+    alike = sum(type(other) is type(reason) for _, other in rows)
+    text = str(reason) if len(rows) == 1 else f"{device.device.name} {reason}"
+    if alike > 1:
+        text += f" (the same of {count_of(alike - 1, 'more device')})"
+    return text, way_of_device(missed.claim.spec.title, way.way, (device, reason), node, book)
+
+
+def _not_for_claims(view: GpuView, node: NodeView) -> GpuVerdict:
+    if obstacles := node.obstacles.get(view.uuid, ()):
+        return GpuVerdict(view.index, view.uuid, *obstacle_words(node, view, obstacles[0]))
+    names = tuple(dict.fromkeys(str(row.resource) for row in node.offer.get(view.uuid, ())))
+    return GpuVerdict(view.index, view.uuid, GpuOffersOther(view.index, "", names))
+
 
 _MOST_WAYS = 3
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from partage.explain.decide.amounts import fewest
 from partage.explain.decide.changes import Change, RepairGpu, Uncordon, WaitForGpu, WaitForPods
-from partage.explain.decide.fewest import fewest
 from partage.explain.decide.never import takes_one_device, unit_of
-from partage.explain.decide.node import Changing, Cordoned, GpuView, NodeView, Obstacle, Unhealthy, holder_of
-from partage.explain.decide.pod import Ask, PodNeeds
+from partage.explain.decide.pod_and_node import (
+    Ask,
+    Changing,
+    Cordoned,
+    GpuView,
+    NodeView,
+    Obstacle,
+    PodNeeds,
+    Unhealthy,
+    holder_of,
+)
 from partage.explain.decide.reasons import (
     GpuChanging,
     GpuCordoned,

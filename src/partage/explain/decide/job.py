@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from partage.explain.decide.fewest import fewest
+from partage.explain.decide.amounts import fewest
 from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, live_view, parse_gres
 from partage.slurm.decide.request import Outcome, RequestVerdict, judge_request
 from partage.slurm.model import JobId, LiveNode, LiveSettings, QueuedJob

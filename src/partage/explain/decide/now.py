@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied
 from partage.explain.decide.changes import Change, NodeFinding, RepairGpu, Uncordon, WaitForGpu, WaitForPods
 from partage.explain.decide.gpus import gpu_verdicts
-from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_of
-from partage.explain.decide.node import (
+from partage.explain.decide.never import PodRefusal, Trials, ask_fewer, ask_other, takes_one_device, unit_of
+from partage.explain.decide.pod_and_node import (
     Changing,
     Cordoned,
     GpuView,
     NodeView,
     Obstacle,
+    PodNeeds,
     Unhealthy,
     devices_of_gpu,
     free_shares,
     holder_of,
 )
-from partage.explain.decide.pod import PodNeeds
 from partage.explain.decide.reasons import (
     AllHeld,
     GpuChanging,

@@ -3,7 +3,7 @@
 For one release: a node may get the new image before the new chart.
 """
 
-from partage.answers.lean_imports import lean_imports
+from partage.answers.process_start import lean_imports
 from partage.cli.hardware import main
 
 if __name__ == "__main__":

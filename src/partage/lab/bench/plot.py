@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from partage.answers.render.drawing import DIM, INK, LINE
-from partage.answers.render.picture_files import check_picture_name
+from partage.answers.render.drawing import DIM, INK, LINE, check_picture_name
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment
 from partage.lab.bench.summary import Spread, latency_ms, ratio, three_digits, throughput
 from partage.lab.place import TenantMode

@@ -157,7 +157,7 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
     for path in filter(None, (save, plot)):
         lab.check_writable(path, Path(path).parent)
     if plot is not None:
-        from partage.answers.render.picture_files import check_plot
+        from partage.answers.render.drawing import check_plot
 
         check_plot(plot)
     report = BENCH.read(read) if read is not None else _measure(asked)

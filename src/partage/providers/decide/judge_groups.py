@@ -8,8 +8,7 @@ from partage.errors import Severity
 from partage.model.geometry import MigProfile
 from partage.model.layout import DoesNotFit, LayoutItem, named_layouts, place, resolve_layout
 from partage.providers.decide import rules as kinds
-from partage.providers.decide.rules import AnyRule, MigType, Provider
-from partage.providers.decide.subjects import Group, Keys, LayoutTable, RuleViolation
+from partage.providers.decide.rules import AnyRule, Group, Keys, LayoutTable, MigType, Provider, RuleViolation
 from partage.text import counted
 
 

@@ -8,8 +8,16 @@ from partage.errors import Severity
 from partage.model.ids import VENDOR
 from partage.providers.decide import rules as kinds
 from partage.providers.decide.judge_groups import judge_label, profiles_of
-from partage.providers.decide.rules import AnyRule, MigType, Provider
-from partage.providers.decide.subjects import Group, Keys, ManifestContainer, ManifestPod, RuleViolation
+from partage.providers.decide.rules import (
+    AnyRule,
+    Group,
+    Keys,
+    ManifestContainer,
+    ManifestPod,
+    MigType,
+    Provider,
+    RuleViolation,
+)
 from partage.units import GIB, whole_quantity
 
 _GPU, _MIG = f"{VENDOR}/gpu", f"{VENDOR}/mig-"

@@ -1,11 +1,17 @@
-"""Metrics as text: Prometheus' text format 0.0.4, or OpenMetrics 1.0. Own code: docs/adr/0100."""
+"""Metrics as text: Prometheus' text format 0.0.4, or OpenMetrics 1.0, and histograms, to which any thread may
+add. Own code: docs/adr/0100.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
 
 from msgspec import Struct
+
+from partage.serve_http.http import Answer, Page, PageRequest
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -104,3 +110,37 @@ def _number(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+class Durations:
+    """buckets_s: the longest of each, seconds."""
+
+    def __init__(self, buckets_s: Sequence[float]) -> None:
+        self._buckets_s, self._lock = buckets_s, threading.Lock()
+        self._buckets = [0] * len(buckets_s)
+        self._sum_s, self._count = 0.0, 0
+
+    def ended(self, seconds: float) -> None:
+        """One answer."""
+        with self._lock:
+            self._sum_s += seconds
+            self._count += 1
+            for number, most in enumerate(self._buckets_s):
+                self._buckets[number] += seconds <= most
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Of a histogram."""
+        with self._lock:
+            buckets = list(zip(self._buckets_s, self._buckets, strict=True))
+            return histogram_rows(buckets, self._sum_s, self._count)
+
+
+def metrics_page(families: Callable[[], Iterable[Family]]) -> Page:
+    """``/metrics``."""
+
+    def page(request: PageRequest) -> Answer:
+        openmetrics = wants_openmetrics(request.accept)
+        body = write(families(), openmetrics=openmetrics)
+        return HTTPStatus.OK, OPENMETRICS if openmetrics else TEXT, body
+
+    return page

@@ -1,8 +1,12 @@
-"""The page of the agent's own node: ``/``, and ``/events`` for what changes."""
+"""The page of the agent's own node: ``/``, and ``/events`` for what changes: the sections of an open page
+that have changed since the last event.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 
@@ -13,10 +17,55 @@ from partage.answers.report import report_document
 from partage.edges.files.catalogue import geometry_of
 from partage.serve_http.http import Answer, Page, PageRequest, Stream
 from partage.serve_http.http_access import STATIC
-from partage.serve_http.pages import page
+from partage.serve_http.pages import markup
 from partage.serve_http.pages.legend import node_legend
-from partage.serve_http.pages.live import changes
 from partage.serve_http.pages.node_page import STANDINGS, Sections, node_sections
+
+_LOOK_EVERY_S = 0.5
+"""Seconds between two looks while a page is open. Nobody looks while none is."""
+_KEEP_ALIVE_S = 15.0
+"""So often something is sent, so that both ends notice when the other has gone."""
+
+
+def changes(
+    sections: Callable[[], tuple[object, Callable[[], Mapping[str, str]]]],
+    runs: Callable[[], bool],
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[str]:
+    """Events as JSON: ``sections`` (id to HTML), ``order``; or ``reload`` where sections have come or gone.
+
+    sections: a mark that is another one when something may have changed, and what makes the sections.
+    """
+    mark, make = sections()
+    before = make()
+    yield ""
+    silent_s = 0.0
+    while runs():
+        pause(_LOOK_EVERY_S)
+        silent_s += _LOOK_EVERY_S
+        last, (mark, make) = mark, sections()
+        if mark != last:
+            now = make()
+            event = difference(before, now)
+            before = now
+            if event:
+                silent_s = 0.0
+                yield event
+        if silent_s >= _KEEP_ALIVE_S:
+            silent_s = 0.0
+            yield ""
+
+
+def difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """The event from one to the other; empty where nothing has changed. ``order``: all ids, where they stand
+    in another order than before."""
+    if before.keys() != now.keys():
+        return json.dumps({"reload": True})
+    changed = {name: text for name, text in now.items() if before[name] != text}
+    order = {} if list(before) == list(now) else {"order": list(now)}
+    return json.dumps({"sections": changed, **order}) if changed or order else ""
+
 
 _FIGURES_EVERY_S = 5.0
 """How old figures of use are at most on an open page, in seconds."""
@@ -40,9 +89,9 @@ class AgentPage:
 
     def _page(self, _: PageRequest) -> Answer:
         source = "The agent of this node, as it is now. Nothing here can change anything."
-        body = page.document(
+        body = markup.document(
             self._title,
-            page.grouped(self._sections()),
+            markup.grouped(self._sections()),
             events="/events",
             top=node_legend(STANDINGS),
             source=source,
@@ -82,5 +131,5 @@ class AgentPage:
 
 def static_page(request: PageRequest) -> Answer:
     """The style sheet or the script."""
-    kind, content = page.static_file(request.path.rpartition("/")[2])
+    kind, content = markup.static_file(request.path.rpartition("/")[2])
     return HTTPStatus.OK, kind, content

@@ -6,10 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from partage.answers.documents.report import ReportDocument, ReportedGpuRow
-from partage.answers.node_problems import problems_of_node, troubles_of_gpu
 from partage.answers.render.cards import GpuCard, HeldOnNode, cards_of
 from partage.answers.render.rows import job_lines, limit_lines, pending_lines, waiting_lines, withdrawn_lines
-from partage.answers.share_counts import any_usable, count_by_resource, not_usable
+from partage.answers.share_counts import (
+    any_usable,
+    count_by_resource,
+    not_usable,
+    problems_of_node,
+    troubles_of_gpu,
+)
 from partage.answers.wording import part
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName
@@ -18,7 +23,7 @@ from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import PolicyReason
 from partage.plan.serve.ledger_entry import Certainty
 from partage.serve_http.pages.card import drawing
-from partage.serve_http.pages.holdings import HeldShares, holdings
+from partage.serve_http.pages.gpu_sections import HeldShares, gpu_use, holdings, hour_details, sampled
 from partage.serve_http.pages.legend import CERTAINTIES
 from partage.serve_http.pages.markup import (
     Child,
@@ -30,7 +35,6 @@ from partage.serve_http.pages.markup import (
     moment,
     table,
 )
-from partage.serve_http.pages.use import gpu_use, hour_details, sampled
 from partage.text import count_of
 from partage.units import format_bytes
 from partage.values import Frozen

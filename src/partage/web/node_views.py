@@ -1,26 +1,104 @@
-"""How nodes are shown whose agents' reports are known: among many, and on a page of their own."""
+"""How nodes are shown among many, what each adds to the totals, and how on a page of their own: by reports of
+their agents, or by what only the cluster has of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
+from xml.etree.ElementTree import Element
+
+from msgspec import field
 
 from partage.answers.documents.report import ReportDocument, ReportedGpuRow
-from partage.answers.node_problems import problems_of
-from partage.answers.share_counts import ShareCount, ShareCounts, count_shares, works
+from partage.answers.share_counts import ShareCount, ShareCounts, count_shares, problems_of, works
 from partage.edges.files.catalogue import geometry_of
+from partage.model.ids import MEMORY_RESOURCE, ResourceName
 from partage.plan.usage import MINUTES
-from partage.serve_http.pages import page
+from partage.serve_http.pages import markup
 from partage.serve_http.pages.markup import Child, element, html, moment
 from partage.serve_http.pages.node_page import STANDINGS, Sections, node_sections, standing_of
 from partage.serve_http.pages.sources import NodeReport
-from partage.text import count_of, gpus
+from partage.text import count_of, gpus, listed
+from partage.units import format_bytes
 from partage.values import Frozen
-from partage.web.glance import Glance, NodeTotals, mini
+from partage.web.cluster_fleet import PublishedNode
+from partage.web.published_page import (
+    STATES,
+    asked_of,
+    grouped,
+    models_of,
+    published_problems,
+    sections_of,
+    state_of,
+    strategy_of,
+)
 
 if TYPE_CHECKING:
     from partage.answers.documents.use import HourRow
+
+
+IDLE, CHANGING = "idle", "changing"
+"""Filters beside those of how nodes are."""
+
+
+class NodeTotals(Frozen):
+    """What a node adds to the totals. broken: GPUs that are lost or unhealthy. shares: of each resource,
+    held, free and not usable. idle: GPUs that are held and have done nothing for an hour; None: where
+    the nodes come from, nobody says it. unknown: of how many it is not known. changing: GPUs that are going
+    to change.
+    """
+
+    gpus: int = 0
+    broken: int = 0
+    shares: Mapping[ResourceName, ShareCount] = field(default_factory=dict)
+    idle: int | None = 0
+    unknown: int = 0
+    changing: int = 0
+
+
+class Glance(Frozen):
+    """A node among many. row: what stands below its name. standing: in a word how it is, and the class of the
+    style sheet for it: good, warn or bad. words: what a search finds it by. totals: None: what is known of it
+    is not of now, and is not counted.
+    """
+
+    row: Sequence[Child]
+    standing: tuple[str, str]
+    words: Sequence[str] = ()
+    totals: NodeTotals | None = None
+
+    @property
+    def filters(self) -> Mapping[str, str]:
+        """The chips that show it: name in the URL to what the chip says, without its number."""
+        word, _ = self.standing
+        found = {word.replace(" ", "-"): word}
+        if self.totals is not None and self.totals.idle:
+            found[IDLE] = "with idle GPUs"
+        if self.totals is not None and self.totals.changing:
+            found[CHANGING] = "with pending changes"
+        return found
+
+
+def mini(part: float | None, text: str, kind: str, *, trouble: bool = False, lost: float = 0.0) -> Element:
+    """A small bar: how much of a GPU or of a resource is in use, from 0 to 1; None: it has nothing to use.
+    lost: how much of it cannot be used, hatched.
+    """
+    width = min(100.0, 100 * part) if part else 0
+    gone = min(100.0 - width, 100 * lost)
+    return element(
+        "svg",
+        element("title", text),
+        element("rect", class_="box uncut" if part is None else "box free"),
+        element("rect", width=f"{width:.1f}%", height="100%", class_="held") if width else None,
+        element("rect", x=f"{width:.1f}%", width=f"{gone:.1f}%", height="100%", class_="withdrawn")
+        if gone
+        else None,
+        class_=f"mini {kind}{' trouble' if trouble else ''}",
+        role="img",
+        aria_label=text,
+    )
 
 
 _PROBLEMS = 3
@@ -74,7 +152,7 @@ class ReportViews:
 
     def grouped(self, sections: Sections) -> str:
         """As on the agent's own page."""
-        return page.grouped(sections)
+        return markup.grouped(sections)
 
     def standing(self, node: NodeReport) -> tuple[str, str]:
         """In a word how it is."""
@@ -198,3 +276,83 @@ def _works(hour: HourRow | None) -> bool | None:
 
 def _time(at: str) -> datetime:
     return datetime.fromisoformat(at)
+
+
+class PublishedViews:
+    """The views of ``ClusterFleet``."""
+
+    standings = STATES
+
+    def glance(self, node: PublishedNode) -> Glance:
+        """Its resources as small bars, and what is wrong."""
+        lines = list(dict.fromkeys(published_problems(node)))
+        changing = f"{count_of(len(node.pending), 'GPU')} with pending changes"
+        row: list[Child] = [
+            element("p", models_of(node), _requested(node), class_="small"),
+            element("p", *_minis(node), class_="minis"),
+            *(element("p", line, class_="problem small") for line in lines[:_PROBLEMS]),
+            element("p", changing, class_="unsettled small") if node.pending else None,
+        ]
+        return Glance(row, state_of(node), _words(node), _totals(node))
+
+    def sections(self, node: PublishedNode) -> Sections:
+        """Its own page."""
+        return sections_of(node)
+
+    def grouped(self, sections: Sections) -> str:
+        """Those sections in their places."""
+        return grouped(sections)
+
+
+def _words(node: PublishedNode) -> list[str]:
+    """Problems, models, resources and pods."""
+    return [
+        state_of(node)[0],
+        *published_problems(node),
+        *(model for model, _ in node.models),
+        *(resource.name for resource in node.resources),
+        *(resource.guarantee for resource in node.resources),
+        *(f"{pod.namespace}/{pod.name}" for pod in node.pods or ()),
+        node.policy,
+    ]
+
+
+def _totals(node: PublishedNode) -> NodeTotals:
+    """What pods ask for counts as held. Which GPUs are broken, or idle, is not published."""
+    return NodeTotals(
+        gpus=sum(count for _, count in node.models),
+        shares={
+            ResourceName(resource.name): ShareCount(
+                held=resource.requested,
+                free=max(0, resource.allocatable - resource.requested),
+                not_usable=max(0, resource.capacity - resource.allocatable),
+            )
+            for resource in node.resources
+            if resource.requested is not None
+        },
+        idle=None,
+        changing=len(node.pending),
+    )
+
+
+def _requested(node: PublishedNode) -> str:
+    said = [f"{asked_of(resource)} {resource.name}" for resource in node.resources]
+    return f"; asked for: {listed(said, 4)}" if said else ""
+
+
+def _minis(node: PublishedNode) -> Iterator[Child]:
+    """One for each GPU where amounts are published, else one for each resource."""
+    kind = strategy_of(node) or "none"
+    if node.memory is not None:
+        for card in node.memory.cards:
+            held, total = (format_bytes(units * card.unit_bytes) for units in (card.used, card.total))
+            part = card.used / card.total if card.total else None
+            yield mini(part, f"GPU {card.index}: {held} of {total} held", kind)
+    for resource in node.resources:
+        if node.memory is None or resource.name != MEMORY_RESOURCE:
+            part = (
+                None
+                if resource.requested is None or not resource.allocatable
+                else resource.requested / resource.allocatable
+            )
+            yield mini(part, f"{resource.name}: {asked_of(resource)} asked for", kind)

@@ -1,23 +1,87 @@
-"""A node, as far as it matters to a pod that is to run there."""
+"""A pod and a node, as far as they matter to each other, as the scheduler and the kubelet look at them.
+
+GPUs that a pod asks for by a resource's name it may get by a claim. The scheduler decides it node by node:
+where the device plugin lists any of the name, it gives them; else a DeviceClass with the name does
+(Kubernetes 1.37, extendeddynamicresources.go and noderesources/fit.go).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from msgspec import field
+from msgspec.structs import replace
 
+from partage.admission.decide.former import FormerPod
 from partage.claims.decide.book import ClaimBook
 from partage.claims.decide.classes import chart_classes
-from partage.claims.model.claim import DeviceClass
+from partage.claims.decide.scheduling import PodClaim
+from partage.claims.model.claim import ClaimRequest, ClaimSpec, DeviceAsk, DeviceClass
 from partage.claims.model.names import OWN_NAMES, ClaimNames
+from partage.kubernetes.decide.node_rules import Term, Toleration
 from partage.model.claim import Demands
 from partage.model.gpu import Inventory, Link
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
+from partage.model.pod import Container, Pod
 from partage.model.policy import AllocationPolicy, Policy
 from partage.model.share import NodeOffer, resources_of
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.serve.ledger_entry import Hold
 from partage.values import Frozen, Tagged
+
+Ask = tuple[Container, str, int]
+"""A container, a GPU resource and how much of it."""
+
+
+class ClaimSource(Frozen):
+    """From which object a claim of a pod is. name: as the pod calls it. kind: ``ResourceClaim`` or
+    ``ResourceClaimTemplate``; object_name: of it.
+    """
+
+    name: str
+    kind: str
+    object_name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.object_name}"
+
+
+class PodNeeds(Pod, kw_only=True):
+    """A pod that is to run somewhere.
+
+    title: ``Pod/train (namespace team)``, for people. node: the only node where it may run; empty: any.
+    selector: nodeSelector. affinity: required node affinity, terms of which one has to hold; None: there is
+    none. gpu_resources: the resources among its requests that GPUs are behind. not_judged: what is not looked
+    at here, and may keep the pod waiting. claim_sources: where its claims are from; claims: those of them
+    that have no devices yet; claims_missing: those that are not there; claims_at: the pools of which
+    the others have devices, by their title. former: what it asked for in the words of another system;
+    rewritten: it is so only here, in the answer.
+    """
+
+    title: str
+    node: str = ""
+    selector: Mapping[str, str] = field(default_factory=dict)
+    affinity: tuple[Term, ...] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    gpu_resources: frozenset[str] = frozenset()
+    not_judged: tuple[str, ...] = ()
+    claim_sources: tuple[ClaimSource, ...] = ()
+    claims: tuple[PodClaim, ...] = ()
+    claims_missing: tuple[ClaimSource, ...] = ()
+    claims_at: Mapping[str, str] = field(default_factory=dict)
+    former: FormerPod | None = None
+    rewritten: bool = False
+
+    @property
+    def asks(self) -> tuple[Ask, ...]:
+        """Each container's requests for GPU resources, in the kubelet's order."""
+        return tuple(
+            (container, name, amount)
+            for container in self.containers
+            for name, amount in container.requests.items()
+            if name in self.gpu_resources and amount
+        )
+
 
 NODE_STATE = "node.kubernetes.io/"
 """What the keys of taints begin with that Kubernetes itself sets for the state of a node."""
@@ -168,3 +232,47 @@ def holder_of(node: NodeView, hold: Hold) -> str:
 def devices_of_gpu(node: NodeView, gpu: GpuUuid) -> frozenset[DeviceUuid]:
     """The GPU itself, and the devices that it offers."""
     return frozenset((gpu, *(row.device for row in node.offer.get(gpu, ()))))
+
+
+IMPLICIT = "deviceclass.resource.kubernetes.io/"
+"""Before the name of a class: every class can be asked for by this name."""
+CLAIM_BY_NAME = "extended-resources"
+
+
+def class_named(name: str, classes: Mapping[str, DeviceClass]) -> str:
+    """The class from which a claim gets what is asked for by this name; empty: there is none."""
+    if name.startswith(IMPLICIT) and name.removeprefix(IMPLICIT) in classes:
+        return name.removeprefix(IMPLICIT)
+    return min(
+        (device_class.name for device_class in classes.values() if device_class.extended == name), default=""
+    )
+
+
+def with_claim_by_name(pod: PodNeeds, node: NodeView) -> PodNeeds:
+    """The pod with the claim that the scheduler would make for it on this node, if it makes one."""
+    requests: list[ClaimRequest] = []
+    containers = []
+    for number, container in enumerate(pod.containers):
+        by_claim = {name: found for name in container.requests if (found := _class_on(name, node))}
+        for place, (name, device_class) in enumerate(by_claim.items()):
+            called = f"container-{number}-request-{place}"
+            ask = DeviceAsk(called, device_class, count=container.requests[name])
+            requests.append(ClaimRequest(called, (ask,)))
+        containers.append(_without(container, by_claim))
+    if not requests:
+        return pod
+    claim = PodClaim(CLAIM_BY_NAME, ClaimSpec("the claim for its limits", tuple(requests)), pod.namespace)
+    return replace(pod, containers=tuple(containers), claims=(*pod.claims, claim))
+
+
+def _class_on(name: str, node: NodeView) -> str:
+    counted = node.counted.get(name)
+    listed = (
+        counted is not None and counted.total > 0 if node.in_cluster else name in resources_of(node.offer)
+    )
+    return "" if listed else class_named(name, node.classes)
+
+
+def _without(container: Container, names: Mapping[str, str]) -> Container:
+    kept = {name: amount for name, amount in container.requests.items() if name not in names}
+    return replace(container, requests=kept)

@@ -1,21 +1,76 @@
-"""A cluster file: the worker groups of a cluster, for ``partage check --provider``.
+"""What ``check --provider`` reads: the worker groups of a cluster, and the rules of providers, one YAML file
+for each in ``catalogue/providers``, or a file of the operator's own.
 
-``kind: WorkerGroups``, and ``groups``, each with ``name``, ``gpu``, ``gpus`` (of one node), ``mig``,
-``layout``, ``sharing``, ``replicas`` and ``labels``.
+The keys of rules are those of ``decide.rules``; each rule names its source.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 from partage.codec.fields import Dialect, Field, Notes, Table
 from partage.codec.reader import members, number, word_of
-from partage.codec.yaml_document import YamlDocument
-from partage.edges.files.catalogue import choose_one, load_catalogue, provider_tables
-from partage.errors import Problem
+from partage.codec.values import CodecError, from_plain
+from partage.codec.yaml_document import YamlDocument, read_document
+from partage.edges.files.catalogue import FOLDER, choose_one, load_catalogue, provider_tables
+from partage.edges.files.input_file import read_input
+from partage.errors import InputError, Problem
 from partage.model.geometry import MigProfile
 from partage.model.layout import parse_layout_name
 from partage.model.strategy import SHARING_STRATEGIES, Strategy
-from partage.providers.decide.rules import MigType
-from partage.providers.decide.subjects import Group, Model
+from partage.providers.decide.rules import Group, LayoutTable, MigType, Model, Provider
+from partage.text import counted
+
+_FOLDER = FOLDER / "providers"
+
+
+@cache
+def provider_names() -> tuple[str, ...]:
+    """The providers that have a file, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def find_provider(name: str) -> Provider:
+    """The provider of that name, or the one in the file ``name`` (it ends in ``.yaml`` or ``.yml``). Raises
+    InputError for anything else, and for a file that is wrong.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return read_provider(read_input(name), name)
+    wanted = name.lower()
+    if wanted not in provider_names():
+        hint = f"known: {', '.join(provider_names())}; or a file with rules, rules.yaml"
+        raise InputError(f"--provider {name[:40]!r}: no such provider", hint)
+    path = _FOLDER / f"{wanted}.yaml"
+    return read_provider(path.read_bytes(), path.name)
+
+
+def read_provider(content: bytes, file: str) -> Provider:
+    """The rules in a file. Raises InputError with the path of what is wrong."""
+    plain = read_document(content, file).value
+    if isinstance(plain, dict):
+        plain = {"tables": "", **plain}
+    try:
+        return from_plain(Provider, plain, strict=False)
+    except CodecError as error:
+        problem = Problem(
+            file, "", "error", str(error), "docs/reference/providers.md lists the kinds of rules"
+        )
+        raise InputError([problem]) from error
+
+
+def layout_tables(provider: Provider) -> tuple[LayoutTable, ...]:
+    """The MIG layouts that the provider publishes."""
+    return tuple(
+        LayoutTable(
+            models=table.models,
+            title=table.title,
+            names=tuple(row.name for row in table.rows if row.name is not None),
+            wrong={row.name: counted(row.right) for row in table.rows if row.name is not None and row.wrong},
+        )
+        for table in provider_tables()
+        if provider.tables and table.provider == provider.tables
+    )
+
 
 _KEYS = ("name", "gpu", "gpus", "mig", "layout", "sharing", "replicas", "labels")
 _EXAMPLE = "- {name: inference, gpu: h100-sxm5-80gb, mig: single, layout: all-1g.10gb}"

@@ -1,7 +1,10 @@
-"""Imports without optional parts of the standard library: 6 MiB and 15 ms less for agent and helper."""
+"""How a process of Partage starts: without optional parts of the standard library (6 MiB and 15 ms less for
+agent and helper), and with a umask of its own, whatever it was started with.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,3 +29,20 @@ def lean_imports(*, tls: bool = False) -> Iterator[None]:
     finally:
         for name in absent:
             del sys.modules[name]
+
+
+_NOBODY_ELSE_WRITES = 0o022
+"""What only Partage may read (state, journal, history, locks) is made with mode 0600. Everybody may read the
+rest: the report, CDI specs, the guard, what MPS daemons have in common with their clients. And nobody else
+may write any of it: with a umask of 0, every user of the node could say in ``daemon.json`` which process is
+the daemon."""
+
+
+def umask_of_a_service() -> None:
+    """For the agent and the helper: a tighter one would hide the report from those who may read it."""
+    os.umask(_NOBODY_ELSE_WRITES)
+
+
+def umask_of_a_command() -> None:
+    """For all other verbs: a person's own umask, if it is as tight."""
+    os.umask(os.umask(_NOBODY_ELSE_WRITES) | _NOBODY_ELSE_WRITES)

@@ -1,1 +1,0 @@
-"""The right size of a share, from what was observed."""
