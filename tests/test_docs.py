@@ -73,6 +73,29 @@ def test_pages_that_the_repository_names_exist():
     assert missing == set()
 
 
+def test_tests_that_the_evidence_names_exist():
+    """A file, or a function: of a long name the beginning is enough, ``test_scenario_01_...``."""
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    defined = {path.stem for path in files} | {
+        name
+        for path in files
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    named = {
+        (page.name, name, bool(more))
+        for page in (ROOT / "docs" / "evidence").glob("*.md")
+        if page.name != "nvidia-dra-tests.md"  # the tests are NVIDIA's
+        for name, more in re.findall(r"`(test_\w+?)(_?\.\.\.)?`", page.read_text())
+    }
+    missing = [
+        (page, name)
+        for page, name, more in named
+        if not (any(known.startswith(name) for known in defined) if more else name in defined)
+    ]
+    assert sorted(missing) == []
+    assert {page for page, *_ in named} >= {"driver-limits.md", "scenarios.md"}
+
+
 def test_a_reader_of_the_site_fetches_nothing_from_elsewhere(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, timeout=60)

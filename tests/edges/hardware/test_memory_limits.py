@@ -91,8 +91,9 @@ async def test_so_is_the_kernels_list_of_regions(limits: LimitNode, address: str
     assert await limits.support() == LimitSupport(LimitBackend.DMEM)
 
 
-async def test_without_the_function_it_is_the_driver(limits: LimitNode) -> None:
-    limits.node.lacks("nvmlDeviceSetMemoryLimits_v1")
+@pytest.mark.parametrize("name", ["nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"])
+async def test_without_the_function_it_is_the_driver(limits: LimitNode, name: str) -> None:
+    limits.node.lacks(name)
     assert await limits.support() == LimitSupport(obstacle=LimitObstacle.DRIVER)
 
 
@@ -194,6 +195,26 @@ async def test_without_the_kernels_files_there_is_no_limit(limits: LimitNode) ->
     assert (found.state, found.why) == (None, "the driver knows no limit of its cgroup")
     with pytest.raises(HardwareError, match="there is no such object"):
         await limits.set()
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (3, "the driver knows no limit of its cgroup"),  # not supported
+        (6, "the driver knows no limit of its cgroup"),  # not found
+        (17, "the driver knows no limit of its cgroup"),  # the directory went meanwhile
+        (4, "no permission"),
+        (999, "unknown"),
+    ],
+)
+async def test_a_limit_that_the_driver_does_not_say_was_not_read(
+    limits: LimitNode, code: int, why: str
+) -> None:
+    limits.container()
+    await limits.set()
+    limits.node.write(fail__nvmlDeviceGetMemoryLimits_v1=code)
+    found = await limits.seen()
+    assert (found.hard_bytes, found.state, why in found.why) == (None, None, True), found.why
 
 
 async def test_a_container_that_has_ended_has_none(limits: LimitNode) -> None:

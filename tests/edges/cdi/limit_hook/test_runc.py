@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -159,6 +160,27 @@ def test_nvidias_hook_refuses_a_request_above_its_limit(driver: StubNode, runc: 
     ran = runc.run("c1", runc.bundle("c1", [theirs.hook({GPU: GIB})], "true", env=env))
     assert ran.returncode != 0
     assert kept_limits(driver) == []
+
+
+def test_without_a_cgroup_of_version_2_both_refuse(way: Way, tmp_path: Path) -> None:
+    """A node that has version 1 alone: what the kernel says of a process there has no line for version 2."""
+    lines = tmp_path / "cgroup"
+    lines.write_text("4:memory:/docker/c1\n1:name=systemd:/docker/c1\n")
+    env = ["PATH=/bin", *way.env({GPU: GIB})]
+    (tmp_path / "config.json").write_text(json.dumps({"ociVersion": "1.0.2", "process": {"env": env}}))
+    hook = way.hook({GPU: GIB})
+    with subprocess.Popen(["sleep", "60"]) as process:
+        state = {"ociVersion": "1.0.2", "id": "c1", "status": "creating", "pid": process.pid}
+        ended = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c",
+             'mount -t tmpfs tmpfs /sys/fs/cgroup && mount --bind "$1" /proc/$2/cgroup && shift 2 && '
+             'exec "$@"',
+             "sh", lines, str(process.pid), hook["path"], *hook["args"][1:]],
+            input=json.dumps({**state, "bundle": str(tmp_path)}), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        process.kill()
+    assert (ended.returncode, "cgroup" in ended.stderr) == (1, True), ended.stderr
+    assert kept_limits(way.driver) == []
 
 
 def test_the_hook_is_replaced_while_containers_start(ours: Way, runc: Runc, tmp_path: Path) -> None:
