@@ -50,9 +50,15 @@ class Agent:
         self.now_s = NOW_S
         self.hardware = CountedHardware(load_machine("4xa100-sxm4-40gb"))
         containers = NodeContainers(
-            self.hardware, Ledger(), tmp_path / "logs", lambda: self.now_s, lambda: None, Intervals()
+            self.hardware,
+            Ledger(),
+            tmp_path / "logs",
+            lambda: self.now_s,
+            lambda: None,
+            Intervals(),
+            lambda: True,
         )
-        self.usage = UsageObserver(containers, holders_known=lambda: True, offer=dict)
+        self.usage = UsageObserver(containers, offer=dict)
         report = a_report("4xa100-sxm4-40gb", POLICY, NOW_S)
         self.status = AgentStatus(lambda: self.now_s, report, pulse_s=NOW_S)
         self.status.use_seen = lambda: self.usage.seen

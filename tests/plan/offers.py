@@ -83,7 +83,7 @@ def strategy_of(sharing: Sharing, mig: int | None = None) -> Strategy:
 
 def assignment(*targets: Target) -> Assignment:
     """These targets, no problems."""
-    return Assignment(targets, {one.gpu.uuid: one.strategy for one in targets}, {})
+    return Assignment(targets, strategies={one.gpu.uuid: one.strategy for one in targets})
 
 
 def offering(

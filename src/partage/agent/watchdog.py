@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -26,7 +26,6 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.host.waiting import until_tick
 from partage.errors import DaemonError, HardwareError, NotFound, Unsupported
 from partage.model.cgroup import parse_cgroup
-from partage.model.driver_limit import LimitAt
 from partage.model.gpu_use import GpuProcess, Processes, ProcessKind
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonState
@@ -172,15 +171,12 @@ class _Case(Struct):
 class Watchdog(Struct):
     """What was seen last, and the task that asks. Where nothing has to be watched, it rests.
 
-    holders_known: whether it is known now who holds what. counted: what is counted for cgroups
-    (``MemoryLimitsObserver.used``). observation: the last one. first_check_done: so that the first turn can
+    observation: the last one. first_check_done: so that the first turn can
     wait for it.
     """
 
     node: NodeContainers
-    holders_known: Callable[[], bool]
     counts: AgentCounts
-    counted: Callable[[], Mapping[LimitAt, int]] = dict
     observation: WatchObservation | None = None
     first_check_done: asyncio.Event = field(default_factory=asyncio.Event)
     _offer: NodeOffer = field(default_factory=dict)
@@ -265,12 +261,12 @@ class Watchdog(Struct):
                 group.create_task(self._end(case), name=f"end {case.violation.usage.container[:12]}")
 
     async def _check(self, seen: Processes) -> WatchResult:
-        counted = self.counted()
+        counted = self.node.counted()
         named = seen.rows or counted
         names = await self.node.names() if named else {}
         grants = grants_of(self.node.ledger.entries(), self._offer)
         found = check_usage(seen, names, grants, self._watch_of, counted)
-        if self.holders_known():
+        if self.node.holders_known():
             return found
         # A container that the kubelet has not named yet may hold a share.
         return replace(

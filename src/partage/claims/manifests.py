@@ -21,12 +21,12 @@ from partage.claims.model.claim import (
     DeviceAsk,
     DeviceClass,
     DeviceRule,
-    DeviceToleration,
 )
 from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.codec.fields import nearest_word
 from partage.codec.values import decode
 from partage.errors import InputError
+from partage.kubernetes.decide.node_rules import Toleration
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
 from partage.kubernetes.manifests.pods import object_name
 from partage.units import parse_quantity
@@ -216,9 +216,9 @@ class ClaimObjectReader:
             found.append(text)
         return tuple(found)
 
-    def _toleration(self, place: ManifestNode) -> DeviceToleration:
+    def _toleration(self, place: ManifestNode) -> Toleration:
         key, value, effect = (self._text(place.at(word)) for word in ("key", "value", "effect"))
-        return DeviceToleration(key, self._text(place.at("operator")) or "Equal", value, effect)
+        return Toleration(key, self._text(place.at("operator")) or "Equal", value, effect)
 
     def _rules(self, devices: ManifestNode) -> Iterator[DeviceRule]:
         for place in devices.at("constraints").items:

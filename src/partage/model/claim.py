@@ -32,16 +32,28 @@ class ClaimHold(Frozen):
     claim: str
 
 
-class PreparedDevice(Frozen):
-    """A device of a claim, ready for containers.
-
-    request: name of the request that pods name. cdi_devices: names that the container runtime gets. share_id:
-    of a device that is shared; None: it is not.
+class AllottedDevice(Frozen):
+    """A device that a request of a claim has. request: its name, ``req``, or of an alternative of it,
+    ``req/sub``. device: its name in the pool.
     """
 
     request: str
     pool: str
     device: str
+
+    @property
+    def asked(self) -> str:
+        """The request that pods and the kubelet name: ``req`` for ``req/sub``."""
+        return self.request.partition("/")[0]
+
+
+class PreparedDevice(AllottedDevice):
+    """It is ready for containers.
+
+    request: the one that pods name. cdi_devices: names that the container runtime gets. share_id: of a device
+    that is shared; None: it is not.
+    """
+
     cdi_devices: tuple[str, ...]
     share_id: str | None = None
 

@@ -24,7 +24,14 @@ from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, is_job
 from partage.model.samples import DeviceMemory, GpuSample, OwnerPeak, ProcessActivity, Samples
 from partage.model.share import DeviceOffer, Guarantee, weakest
 from partage.plan.serve.ledger_entry import Holder
-from partage.plan.serve.watchdog import NOTHING_COUNTED, ContainerUsage, GrantKind, ShareGrants, check_usage
+from partage.plan.serve.watchdog import (
+    NOTHING_COUNTED,
+    ContainerUsage,
+    GrantKind,
+    OfDevice,
+    ShareGrants,
+    check_usage,
+)
 from partage.values import Frozen
 
 MOST_ROWS = 2048
@@ -61,15 +68,13 @@ class DeviceUse(Frozen):
     processes: int = 0
 
 
-class ContainerUse(Frozen):
+class ContainerUse(OfDevice):
     """What one container uses and holds of one device.
 
     share_bytes: memory of its shares there; None: it holds none, or its shares are not known. shares: how
     many. grant: what the ledger says; None for one that ended. resource: of its shares; empty without.
     """
 
-    gpu: GpuUuid
-    device: DeviceUuid
     holder: Holder
     amount: DeviceUse
     grant: GrantKind | None = None
@@ -79,20 +84,16 @@ class ContainerUse(Frozen):
     resource: str = ""
 
 
-class JobUse(Frozen):
+class JobUse(OfDevice):
     """What one Slurm job uses of one device."""
 
-    gpu: GpuUuid
-    device: DeviceUuid
     job: str
     amount: DeviceUse
 
 
-class RestUse(Frozen):
+class RestUse(OfDevice):
     """Memory of a device that belongs to nobody with a name."""
 
-    gpu: GpuUuid
-    device: DeviceUuid
     reason: OtherMemory
     used_bytes: int
 

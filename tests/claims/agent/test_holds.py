@@ -122,7 +122,7 @@ def test_a_prepare_costs_the_same_beside_a_thousand_claims_of_other_gpus() -> No
     devices = claim_devices(offers(*ROWS, row), inventory, "n1", geometry_of, OWN_NAMES)
     (name,) = [name for name, offered in devices.rows.items() if offered.gpu == row.gpu]
     consumed = {"shares": 1, "memory": 0}
-    result = ClaimResult("gpu", OWN_NAMES.driver, "n1-partage", name, share_id="s", consumed=consumed)
+    result = ClaimResult("gpu", "n1-partage", name, OWN_NAMES.driver, share_id="s", consumed=consumed)
     ref = ClaimRef("team", "new", "uid-new")
     claim = Claim(ref, allocated=True, results=(result,))
 

@@ -47,7 +47,7 @@ def result(
 ) -> ClaimResult:
     name = row if isinstance(row, str) else next(iter(devices(row).rows))
     shared = None if isinstance(row, str) or not row.traits.in_shares else "share-0"
-    return ClaimResult(request, DRIVER, POOL, name, share or shared, consumed)
+    return ClaimResult(request, POOL, name, DRIVER, share or shared, consumed)
 
 
 def claim(name: str, *results: ClaimResult, configs: tuple[ClaimConfig, ...] = ()) -> Claim:
@@ -180,7 +180,7 @@ def test_the_claim_itself() -> None:
 
 def test_results_of_other_drivers_are_not_looked_at() -> None:
     row = whole(0)
-    other = ClaimResult("nic", "dranet", "somewhere", "eth0", None)
+    other = ClaimResult("nic", "somewhere", "eth0", "dranet", None)
     assert len(granted(claim("a", other, result(row)), devices(row)).shares) == 1
 
 
@@ -351,7 +351,7 @@ def test_an_even_share_may_be_asked_for_with_memory_under_the_names_of_nvidias_d
     row = replicas(0, 4)
     node = devices(row, names=NVIDIA_NAMES)
     consumed = {"shares": 1, "memory": 2 * GIB}
-    asked = ClaimResult("req", NVIDIA_NAMES.driver, "node-a", "gpu-10", "share-0", consumed)
+    asked = ClaimResult("req", "node-a", "gpu-10", NVIDIA_NAMES.driver, "share-0", consumed)
     assert granted(claim("a", asked), node).shares[0].ids == row.share_ids[:1]
     cores = replace(asked, consumed={"shares": 1, "cores": 10})
     assert refused(claim("a", cores), node)[0] == "kind"
@@ -583,7 +583,7 @@ def results(draw: st.DrawFn) -> ClaimResult:
     elif row.traits.in_shares:
         consumed = {"shares": draw(st.integers(0, 5)), "memory": 0}
     share = draw(st.uuids(version=4).map(str)) if row.traits.in_shares else None
-    return ClaimResult(draw(st.sampled_from("abc")), DRIVER, POOL, name, share, consumed)
+    return ClaimResult(draw(st.sampled_from("abc")), POOL, name, DRIVER, share, consumed)
 
 
 @given(st.data())

@@ -36,7 +36,7 @@ def result(
     row: DeviceOffer, request: str = "req", share: str | None = None, /, **consumed: int
 ) -> ClaimResult:
     names = {one.device: name for name, one in devices(row).rows.items()}
-    return ClaimResult(request, DRIVER, "node-a-partage", names[row.device], share, consumed)
+    return ClaimResult(request, "node-a-partage", names[row.device], DRIVER, share, consumed)
 
 
 HOOK = limit_terms("/var/lib/partage/bin/partage-limit-hook", "/", "", nvidia=True)

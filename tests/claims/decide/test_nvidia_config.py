@@ -50,9 +50,9 @@ def asked(
     results = tuple(
         ClaimResult(
             request,
-            names.driver,
             node.pool,
             name,
+            names.driver,
             f"share-{request}" if row.traits.in_shares else None,
             {"shares": 1} if row.traits.in_shares and not row.by_memory else {},
         )

@@ -236,7 +236,7 @@ def asks(
     name: str, device: str, kept: Iterable[Granted] = (), *, admin: bool = False
 ) -> Granted | RefusedClaim:
     ref = ClaimRef("team", name, f"uid-{name}")
-    result = ClaimResult("gpu", "gpu.partage.dev", "node-a-partage", device, admin_access=admin)
+    result = ClaimResult("gpu", "node-a-partage", device, "gpu.partage.dev", admin_access=admin)
     return grant(Claim(ref, allocated=True, results=(result,)), ref, devices(), kept)
 
 

@@ -92,13 +92,13 @@ def test_all_that_is_needed_is_read() -> None:
     assert claim.results == (
         ClaimResult(
             "gpu/soft",
-            DRIVER,
             "node-a-partage",
             "gpu-00000000",
+            DRIVER,
             "5f0d1b9e-2c3a-4c58-9a61-2f6f4f1f0c11",
             {"memory": 19 * GIB, "cores": 0},
         ),
-        ClaimResult("nic", "dranet", "p", "eth0"),
+        ClaimResult("nic", "p", "eth0", "dranet"),
     )
     assert claim.results[0].asked == "gpu"
     assert claim.configs == (

@@ -18,7 +18,7 @@ from partage.model.samples import Samples
 from partage.model.usage_day import RunNow, UsageDay, WorkloadDay
 from partage.plan.history.evidence import UsePoint
 from partage.plan.history.keeper import HistoryKeeper
-from partage.plan.usage import NodeUse
+from partage.plan.usage import DeviceUse, NodeUse
 from partage.rightsize.decide import GpuSize, gather_days, recommend, unattributed_part
 from partage.rightsize.document import rightsize_document
 from partage.units import GIB
@@ -71,7 +71,7 @@ def test_a_course_that_cannot_be_is_begun_anew(lows: tuple[int, ...]) -> None:
     keeper = HistoryKeeper("node-a", 30.0)
     running = replace(RUN, lows=lows, highs=(1,) * max(1, len(lows) - 1))
     keeper.begin(DAY.date, replace(DAY, running=(running,)))
-    point = UsePoint(run=RUN.run, workload=ROW.workload, used_bytes=5, peak_bytes=GIB)
+    point = UsePoint(run=RUN.run, workload=ROW.workload, amount=DeviceUse(used_bytes=5, peak_bytes=GIB))
     keeper.add(1_795_000_000.0, [point], NodeUse(), Samples())
     (now,) = keeper.day().running
     assert (now.lows, now.highs) == ((5,), (5,))
@@ -116,7 +116,9 @@ def test_whatever_is_in_a_file_rightsize_answers_or_says_what_is_wrong(
         keeper = HistoryKeeper("node-a", 30.0)
         keeper.begin(day.date, day)
         for step in range(3):
-            point = UsePoint(run=RUN.run, workload=ROW.workload, used_bytes=step, peak_bytes=GIB)
+            point = UsePoint(
+                run=RUN.run, workload=ROW.workload, amount=DeviceUse(used_bytes=step, peak_bytes=GIB)
+            )
             keeper.add(1_795_000_000.0 + step * 30, [point], NodeUse(), Samples())
         assert encode(keeper.day())
     found = [recommend(one, GPU, unattributed_part(days)) for one in gather_days(days)]

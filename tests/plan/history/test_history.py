@@ -16,7 +16,7 @@ from partage.model.usage_day import UsageDay
 from partage.plan.history.evidence import Evidence, Run, UsePoint, gather
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
 from partage.plan.history.keeper import ENDED_AFTER_S, MOST_PARTS, MOST_WORKLOADS, Curve, HistoryKeeper
-from partage.plan.usage import NodeUse
+from partage.plan.usage import DeviceUse, NodeUse
 from partage.rightsize.decide import Confidence, Doubt, GpuSize, gather_days, recommend
 from partage.units import GIB, MIB
 from partage.values import Frozen
@@ -84,12 +84,14 @@ def kept(
             UsePoint(
                 run=f"GPU-1 team/train-{number}/main",
                 workload="team/train/main",
-                used_bytes=used,
-                peak_bytes=one.peak(step),
-                sm=one.sm[step - one.begins] if one.sm else None,
                 share_bytes=one.share_bytes,
                 visible_bytes=one.share_bytes if one.limited and one.share_bytes else H100_BYTES,
-                processes=one.processes,
+                amount=DeviceUse(
+                    used_bytes=used,
+                    peak_bytes=one.peak(step),
+                    sm=one.sm[step - one.begins] if one.sm else None,
+                    processes=one.processes,
+                ),
             )
             for number, one in enumerate(traces)
             if (used := one.at(step)) is not None
@@ -200,16 +202,20 @@ def test_a_container_on_two_gpus_is_one_run_of_several_devices() -> None:
     for step in range(20):
         points = [
             UsePoint(
-                f"GPU-{gpu} team/ddp/main",
-                "team/ddp/main",
-                "team/ddp/main",
-                4 * GIB,
-                4 * GIB,
+                run=f"GPU-{gpu} team/ddp/main",
+                workload="team/ddp/main",
+                container="team/ddp/main",
                 visible_bytes=H100_BYTES,
+                amount=DeviceUse(used_bytes=4 * GIB, peak_bytes=4 * GIB),
             )
             for gpu in (1, 2)
         ]
-        idle = UsePoint("GPU-3 team/ddp/main", "team/ddp/main", "team/ddp/main", 0, 0)
+        idle = UsePoint(
+            run="GPU-3 team/ddp/main",
+            workload="team/ddp/main",
+            container="team/ddp/main",
+            amount=DeviceUse(used_bytes=0, peak_bytes=0),
+        )
         keeper.add(START_S + step * STEP_S, [*points, idle], NodeUse(), Samples())
     (found,) = gather_days([keeper.day()])
     assert found.devices == 2, "a share that it holds and does not use is none of them"
@@ -224,7 +230,7 @@ def test_nodes_and_days_are_added_up() -> None:
 
 
 def test_a_container_that_was_away_is_another_run_and_one_that_was_not_looked_at_is_the_same() -> None:
-    used = UsePoint(run="r", workload="team/web/main", used_bytes=GIB, peak_bytes=GIB)
+    used = UsePoint(run="r", workload="team/web/main", amount=DeviceUse(used_bytes=GIB, peak_bytes=GIB))
     keeper = HistoryKeeper("node-a", STEP_S)
     keeper.begin("d")
     keeper.add(START_S, [used], NodeUse(), Samples())
@@ -239,7 +245,7 @@ def test_a_container_that_was_away_is_another_run_and_one_that_was_not_looked_at
 
 
 def test_an_ended_container_that_was_never_seen_alive_counts_with_its_peak() -> None:
-    ended = UsePoint(run="r", workload="team/web/main", peak_bytes=5 * GIB)
+    ended = UsePoint(run="r", workload="team/web/main", amount=DeviceUse(peak_bytes=5 * GIB))
     keeper = HistoryKeeper("node-a", STEP_S)
     keeper.begin("d")
     for step in range(3):
@@ -249,11 +255,11 @@ def test_an_ended_container_that_was_never_seen_alive_counts_with_its_peak() -> 
 
 
 def test_the_peak_of_one_that_has_just_ended_still_counts() -> None:
-    alive = UsePoint(run="r", workload="team/web/main", used_bytes=GIB, peak_bytes=GIB)
+    alive = UsePoint(run="r", workload="team/web/main", amount=DeviceUse(used_bytes=GIB, peak_bytes=GIB))
     keeper = HistoryKeeper("node-a", STEP_S)
     keeper.begin("d")
     keeper.add(START_S, [alive], NodeUse(), Samples())
-    keeper.add(START_S + STEP_S, [replace(alive, used_bytes=None, peak_bytes=9 * GIB)], NodeUse(), Samples())
+    keeper.add(START_S + STEP_S, [replace(alive, amount=DeviceUse(peak_bytes=9 * GIB))], NodeUse(), Samples())
     (found,) = gather_days([keeper.day()])
     assert (found.peak_bytes, found.samples) == (9 * GIB, 1)
 
@@ -285,7 +291,11 @@ def test_whatever_comes_the_day_and_its_file_stay_small(steps: list[tuple[int, l
     keeper.begin("d")
     for after_s, workloads, used in steps:
         points = [
-            UsePoint(run=f"r{number} {name}", workload=name, used_bytes=used, peak_bytes=used, sm=1.0)
+            UsePoint(
+                run=f"r{number} {name}",
+                workload=name,
+                amount=DeviceUse(used_bytes=used, peak_bytes=used, sm=1.0),
+            )
             for number, name in enumerate(workloads)
         ]
         keeper.add(START_S + after_s, points, NodeUse(), Samples())
@@ -311,7 +321,11 @@ def test_the_workloads_that_were_seen_longest_ago_leave_first_and_are_counted() 
     keeper.begin("d")
     many = 3 * MOST_WORKLOADS
     for number in range(many):
-        point = UsePoint(run=f"r{number}", workload=f"team/{number:0200}/main", used_bytes=1, peak_bytes=1)
+        point = UsePoint(
+            run=f"r{number}",
+            workload=f"team/{number:0200}/main",
+            amount=DeviceUse(used_bytes=1, peak_bytes=1),
+        )
         keeper.add(START_S + number * STEP_S, [point], NodeUse(), Samples())
     written = check_bounds(keeper)
     assert written.left_out + len(written.workloads) == many
@@ -323,7 +337,9 @@ def test_while_all_run_no_other_workload_comes_in_and_it_is_counted_once() -> No
     keeper = HistoryKeeper("node-a", STEP_S)
     keeper.begin("d")
     points = [
-        UsePoint(run=f"r{number}", workload=f"team/{number}/main", used_bytes=1, peak_bytes=1)
+        UsePoint(
+            run=f"r{number}", workload=f"team/{number}/main", amount=DeviceUse(used_bytes=1, peak_bytes=1)
+        )
         for number in range(MOST_WORKLOADS + 7)
     ]
     for step in range(5):

@@ -148,7 +148,7 @@ def test_a_planned_mig_device_is_offered_without_files() -> None:
 
 
 def test_a_mig_gpu_without_instances_offers_nothing_but_is_listed() -> None:
-    empty = Assignment((), {gpu(0).uuid: Strategy.MIG}, {})
+    empty = Assignment((), strategies={gpu(0).uuid: Strategy.MIG})
     assert advertise(empty, node(gpu(0)), _POLICY) == {gpu(0).uuid: ()}
 
 

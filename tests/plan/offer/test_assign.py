@@ -673,7 +673,7 @@ def test_lost_gpus_count_for_a_count_of_devices() -> None:
 
 def test_without_a_driver_nothing_is_judged() -> None:
     inventory = Inventory(NoDriver("driver-missing", "no driver"))
-    assert lay(native("{select: {index: 3}, exclusive: {}}"), inventory) == Assignment((), {}, {})
+    assert lay(native("{select: {index: 3}, exclusive: {}}"), inventory) == Assignment(())
 
 
 # --- shares that differ under one name -----------------------------------------------------------

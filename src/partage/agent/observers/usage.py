@@ -26,7 +26,6 @@ from partage.edges.files.usage_days import UsageDays, date_of
 from partage.edges.hardware.port import SAMPLED_FOR_S
 from partage.edges.host.waiting import until_tick
 from partage.errors import HardwareError
-from partage.model.driver_limit import LimitAt
 from partage.model.ids import ContainerId
 from partage.model.share import NodeOffer
 from partage.model.usage_day import GpuSeen, UsageDay
@@ -52,14 +51,11 @@ def answer_in(
 class UsageObserver(Struct):
     """The last answer, what the answers of the last hour were, and the task that asks.
 
-    holders_known: whether it is known now who holds what. offer: all that can be held now. counted: what is
-    counted for cgroups. trouble: why the last call failed.
+    offer: all that can be held now. trouble: why the last call failed.
     """
 
     node: NodeContainers
-    holders_known: Callable[[], bool]
     offer: Callable[[], NodeOffer]
-    counted: Callable[[], Mapping[LimitAt, int]] = dict
     observation: UsageObservation | None = None
     trouble: str = ""
     _hour: LastHour = field(default_factory=dict)
@@ -123,11 +119,11 @@ class UsageObserver(Struct):
         except HardwareError as error:
             self.trouble = str(error)
             return
-        counted = self.counted()
+        counted = self.node.counted()
         named = {at.container for at in counted}
         await self._learn_names(named | {peak.container for peak in samples.peaks if peak.container})
         granted = grants_of(self.node.ledger.entries(), self.offer())
-        known = self.holders_known()
+        known = self.node.holders_known()
         use = usage_of(samples, self._names, granted, holders_known=known, counted=counted)
         self.observation, self.trouble = UsageObservation(at_s, samples, use), ""
         self._sampled_s, self._hour = at_s, with_samples(self._hour, samples, at_s)

@@ -240,7 +240,7 @@ class _PlaceSearch:
             return reason
         for taint in device.device.taints:
             if taint.effect in _KEEPS_AWAY and not any(
-                toleration.tolerates(taint) for toleration in way.tolerations
+                toleration.tolerates(taint.key, taint.value, taint.effect) for toleration in way.tolerations
             ):
                 return DeviceTainted(taint.key, taint.value, taint.effect)
         charge = charge_of(way, device.device)
@@ -340,9 +340,9 @@ def allocated(claim: PodClaim, given: Sequence[GivenDevice], classes: Classes) -
     results = tuple(
         ClaimResult(
             one.way.name,
-            one.device.driver,
             one.device.pool,
             one.device.device.name,
+            one.device.driver,
             str(number) if one.device.shared else None,
             {name: int(amount) for name, amount in one.amounts.items()},
             admin_access=one.way.admin,

@@ -12,27 +12,12 @@ from enum import StrEnum
 
 from msgspec import Raw, field
 
-from partage.claims.model.slices import DeviceTaint
 from partage.codec.values import CodecError, decode
-from partage.model.claim import ClaimRef
+from partage.kubernetes.decide.node_rules import Toleration
+from partage.model.claim import AllottedDevice, ClaimRef
 from partage.model.ids import PodUid
 from partage.units import exact_quantity, parse_quantity
 from partage.values import Frozen
-
-
-class DeviceToleration(Frozen):
-    """A toleration of a request. An empty key tolerates every key, an empty effect every effect."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-    def tolerates(self, taint: DeviceTaint) -> bool:
-        """Whether the taint does not keep the request away."""
-        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
-            return False
-        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
 
 
 class DeviceAsk(Frozen):
@@ -50,7 +35,7 @@ class DeviceAsk(Frozen):
     count: int = 1
     every: bool = False
     admin: bool = False
-    tolerations: tuple[DeviceToleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
 
     @property
     def amounts(self) -> dict[str, Decimal]:
@@ -127,26 +112,17 @@ class Consumer(Frozen):
     uid: str
 
 
-class ClaimResult(Frozen):
+class ClaimResult(AllottedDevice):
     """One device that was allocated.
 
-    request: name of the request, ``req``, or of an alternative of it, ``req/sub``. share_id: of a device that
-    is shared. consumed: of its capacities, in bytes or as a count; empty for devices of other drivers.
-    admin_access: to look at the device, whoever holds it.
+    share_id: of a device that is shared. consumed: of its capacities, in bytes or as a count; empty for
+    devices of other drivers. admin_access: to look at the device, whoever holds it.
     """
 
-    request: str
     driver: str
-    pool: str
-    device: str
     share_id: str | None = None
     consumed: Mapping[str, int] = field(default_factory=dict)
     admin_access: bool = False
-
-    @property
-    def asked(self) -> str:
-        """The request that pods name: ``req``."""
-        return self.request.partition("/")[0]
 
 
 class ClaimConfig(Frozen):
@@ -206,11 +182,8 @@ class _Meta(Frozen):
     uid: str
 
 
-class _Result(Frozen):
-    request: str
+class _Result(AllottedDevice):
     driver: str
-    pool: str
-    device: str
     share_id: str | None = field(default=None, name="shareID")
     consumed_capacity: dict[str, str | int] | None = None
     admin_access: bool | None = None
@@ -221,9 +194,9 @@ class _Result(Frozen):
         consumed = {name: _whole(amount, name, self.device) for name, amount in amounts.items()}
         return ClaimResult(
             self.request,
-            self.driver,
             self.pool,
             self.device,
+            self.driver,
             self.share_id,
             consumed,
             admin_access=self.admin_access is True,

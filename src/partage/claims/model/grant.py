@@ -13,7 +13,7 @@ from enum import StrEnum
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.model.claim import ClaimRef, PreparedDevice
+from partage.model.claim import AllottedDevice, ClaimRef, PreparedDevice
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId
 from partage.model.layout import LayoutItem
 from partage.model.policy import WatchAction
@@ -59,21 +59,17 @@ class EnforcedBy(StrEnum):
     NOTHING = "nothing"
 
 
-class GrantedShare(Frozen):
+class GrantedShare(AllottedDevice):
     """What a claim has of one device.
 
-    request: as in the allocation, ``req`` or ``req/sub``. device: its name in the pool. share_id: the
-    scheduler's; None: the device is not shared. uuid: of the device. resource, ids: what it holds, as a
-    container of the device plugin would; () with admin_access, which holds nothing, and while a device that
-    is made on demand is not there. memory_bytes: of all ids together. cores: percent of the multiprocessors,
-    a ceiling; 0: none was named. slot: the namespace of the GPU's MPS daemon that it alone has; empty: none.
-    enforced: what holds it to its memory. place: of a MIG device that is made on demand, ``3g.40gb@4``; else
-    empty. Raises ValueError for a place of another form.
+    share_id: the scheduler's; None: the device is not shared. uuid: of the device. resource, ids: what it
+    holds, as a container of the device plugin would; () with admin_access, which holds nothing, and while a
+    device that is made on demand is not there. memory_bytes: of all ids together. cores: percent of the
+    multiprocessors, a ceiling; 0: none was named. slot: the namespace of the GPU's MPS daemon that it alone
+    has; empty: none. enforced: what holds it to its memory. place: of a MIG device that is made on demand,
+    ``3g.40gb@4``; else empty. Raises ValueError for a place of another form.
     """
 
-    request: str
-    pool: str
-    device: str
     share_id: str | None
     uuid: DeviceUuid
     gpu: GpuUuid
@@ -101,11 +97,6 @@ class GrantedShare(Frozen):
     def limit_bytes(self) -> int | None:
         """The driver's limit for each container that has the claim, whole MiB; None: it sets none."""
         return self.memory_bytes if self.enforced is EnforcedBy.DRIVER_LIMIT else None
-
-    @property
-    def asked(self) -> str:
-        """The request that pods and the kubelet name: ``req`` for ``req/sub``."""
-        return self.request.partition("/")[0]
 
 
 class Granted(Frozen):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from partage.claims.decide.book import ClaimBook
-from partage.claims.model.claim import DeviceAsk, DeviceToleration
+from partage.claims.model.claim import DeviceAsk
 from partage.claims.model.names import NAMES_OF_DRIVER
 from partage.errors import InputError, Unsatisfiable
 from partage.explain.decide.changes import (
@@ -125,7 +125,7 @@ def _with_claim(
                 )
             case TolerateDevice(key=key, value=value, effect=effect):
                 operator = "Equal" if value else "Exists"
-                toleration = DeviceToleration(key, operator, value, effect)
+                toleration = Toleration(key, operator, value, effect)
                 return replace(way, tolerations=(*way.tolerations, toleration))
 
     claims = []

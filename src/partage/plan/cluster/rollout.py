@@ -199,14 +199,21 @@ def digest_of(revision: str) -> str:
     return revision.partition("+")[0]
 
 
-class Standing(Frozen):
-    """How the own node stands. in_force, wanted: revisions. waits: the rollout holds ``wanted`` back.
-    refused: why the node cannot have it; empty: it can. why: what ``progress`` says, a sentence.
+class NodeRevisions(Frozen):
+    """What a node has and should have. policy: the name of the one that it chooses. in_force, wanted:
+    revisions.
     """
 
     policy: str
     in_force: str
     wanted: str
+
+
+class Standing(NodeRevisions):
+    """How the own node stands. waits: the rollout holds ``wanted`` back. refused: why the node cannot have
+    it; empty: it can. why: what ``progress`` says, a sentence.
+    """
+
     waits: bool
     progress: NodeProgress
     refused: str = ""
@@ -284,15 +291,11 @@ class NodePhase(StrEnum):
     FAILED = "failed"
 
 
-class RolloutNote(Frozen, omit_defaults=True):
-    """The annotation's value, as JSON. policy: the name of the policy that the node chooses. in_force,
-    wanted: revisions. why: it is not done. stopped: another node has failed. accepted: a person lets the
-    rollout go on in spite of its failure.
+class RolloutNote(NodeRevisions, omit_defaults=True):
+    """The annotation's value, as JSON. why: it is not done. stopped: another node has failed. accepted: a
+    person lets the rollout go on in spite of its failure.
     """
 
-    policy: str
-    in_force: str
-    wanted: str
     phase: NodePhase
     why: str = ""
     stopped: bool = False

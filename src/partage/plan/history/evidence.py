@@ -31,25 +31,32 @@ JOB = "slurm:"
 """How the workload of a Slurm job begins; no namespace has a colon."""
 
 
-class Run(Frozen):
+class OfWorkload(Frozen, kw_only=True):
+    """What was seen of a workload. share_bytes: memory of the shares of one container; None: not known.
+    processes: the most at a time.
+    """
+
+    workload: str
+    share_bytes: int | None = None
+    processes: int = 1
+
+
+class Run(OfWorkload, kw_only=True):
     """What one container used of one GPU or MIG device.
 
     at_s, used_bytes: the samples, by time; equally many. peak_bytes: the highest since the container began,
     as the exporter saw it every second; None: only the samples are known. sm: part of the GPU's time, where
-    it is known. device_bytes: memory of the device. share_bytes: of its shares; None: not known. limited: a
-    program takes the share for the whole memory (``TAKEN_FOR_ALL``). processes: the most at a time.
-    container: the same for what one container used of several devices; empty: nothing else is of it.
+    it is known. device_bytes: memory of the device. limited: a program takes the share for the whole memory
+    (``TAKEN_FOR_ALL``). container: the same for what one container used of several devices; empty: nothing
+    else is of it.
     """
 
-    workload: str
     at_s: tuple[float, ...]
     used_bytes: tuple[int, ...]
     device_bytes: int
     peak_bytes: int | None = None
     sm: tuple[float, ...] = ()
-    share_bytes: int | None = None
     limited: bool = False
-    processes: int = 1
     container: str = ""
 
     @property
@@ -58,7 +65,7 @@ class Run(Frozen):
         return self.share_bytes if self.limited and self.share_bytes else self.device_bytes
 
 
-class Evidence(Frozen):
+class Evidence(OfWorkload, kw_only=True):
     """What was observed of one workload.
 
     runs: containers. samples: of all of them. span_s: from the first to the last sample. coverage: part of
@@ -71,7 +78,6 @@ class Evidence(Frozen):
     same time.
     """
 
-    workload: str
     runs: int
     samples: int
     span_s: float
@@ -83,8 +89,6 @@ class Evidence(Frozen):
     growing: bool
     full: float
     sm_p95: float | None = None
-    share_bytes: int | None = None
-    processes: int = 1
     coarse: bool = False
     at_once: int = 1
     devices: int = 1
@@ -194,21 +198,16 @@ class UsePoint(Frozen):
     """What one container or job uses of one device now.
 
     run: the same for all samples of one container on one device. container: the same on all its devices;
-    empty: it has one. used_bytes: None: not known, or it has ended. peak_bytes: as in ``plan.usage.Amount``.
-    visible_bytes: what a program in it takes for the whole memory; 0: not known. partly: the figures are a
-    minimum.
+    empty: it has one. amount: its used_bytes are None, too, where it has ended. visible_bytes: what a program
+    in it takes for the whole memory; 0: not known.
     """
 
     run: str
     workload: str
+    amount: DeviceUse
     container: str = ""
-    used_bytes: int | None = None
-    peak_bytes: int | None = None
-    sm: float | None = None
     share_bytes: int | None = None
     visible_bytes: int = 0
-    processes: int = 0
-    partly: bool = False
 
 
 class JobName(Frozen):
@@ -222,22 +221,23 @@ def use_points(use: NodeUse, samples: Samples, jobs: Mapping[str, JobName]) -> I
     """The samples of a node. jobs: by number; one without a name is left out."""
     sizes = device_sizes(samples)
     for container in use.containers:
-        size, who = sizes.get(container.device, 0), container.holder
-        yield _point(
-            container.amount,
-            device=container.device,
-            container=f"{who.namespace}/{who.pod}/{who.container}",
+        who = container.holder
+        name = f"{who.namespace}/{who.pod}/{who.container}"
+        yield UsePoint(
+            run=f"{container.device} {name}",
             workload=f"{who.namespace}/{workload_of(who.pod)}/{who.container}",
+            amount=container.amount,
+            container=name,
             share_bytes=container.share_bytes,
-            visible_bytes=_visible(container, size),
+            visible_bytes=_visible(container, sizes.get(container.device, 0)),
         )
     for job in use.jobs:
         if (named := jobs.get(job.job)) is not None:
-            yield _point(
-                job.amount,
-                device=job.device,
-                container=f"job {job.job}",
+            yield UsePoint(
+                run=f"{job.device} job {job.job}",
                 workload=workload_of_job(named.user, named.name),
+                amount=job.amount,
+                container=f"job {job.job}",
                 visible_bytes=sizes.get(job.device, 0),
             )
 
@@ -255,26 +255,3 @@ def device_sizes(samples: Samples) -> dict[DeviceUuid, int]:
 
 def _visible(use: ContainerUse, size: int) -> int:
     return use.share_bytes if use.guarantee in TAKEN_FOR_ALL and use.share_bytes else size
-
-
-def _point(
-    amount: DeviceUse,
-    *,
-    device: str,
-    container: str,
-    workload: str,
-    share_bytes: int | None = None,
-    visible_bytes: int = 0,
-) -> UsePoint:
-    return UsePoint(
-        run=f"{device} {container}",
-        workload=workload,
-        container=container,
-        used_bytes=amount.used_bytes,
-        peak_bytes=amount.peak_bytes,
-        sm=amount.sm,
-        share_bytes=share_bytes,
-        visible_bytes=visible_bytes,
-        processes=amount.processes,
-        partly=amount.partly,
-    )

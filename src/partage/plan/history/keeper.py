@@ -135,7 +135,7 @@ class HistoryKeeper:
         for point in points:
             if self._add_point(int(now_s), point):
                 seen[point.run] = point.workload
-                if point.used_bytes or point.peak_bytes:
+                if point.amount.used_bytes or point.amount.peak_bytes:
                     devices[point.workload, point.container or point.run] += 1
         self._count(Counter(seen.values()), devices)
         since_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
@@ -168,12 +168,12 @@ class HistoryKeeper:
     def _add_point(self, now_s: int, point: UsePoint) -> bool:
         """Whether it says anything."""
         run = self._runs.get(point.run)
-        used = point.used_bytes
+        used = point.amount.used_bytes
         if used is None and run is None:
-            used = point.peak_bytes  # it has ended before it was seen
+            used = point.amount.peak_bytes  # it has ended before it was seen
         if used is None:
-            if run is not None and (point.peak_bytes or 0) > run.peak_bytes:
-                run.peak_bytes, run.peak_at_s = point.peak_bytes or 0, now_s
+            if run is not None and (point.amount.peak_bytes or 0) > run.peak_bytes:
+                run.peak_bytes, run.peak_at_s = point.amount.peak_bytes or 0, now_s
                 if (row := self._rows.get(run.workload)) is not None:
                     self._judge(row, run, point)
             return False
@@ -187,7 +187,7 @@ class HistoryKeeper:
         new, run.date = run.date != self.date, self.date
         run.last_s, run.absent_s = max(now_s, run.last_s), 0.0
         run.curve.add(used)
-        if (peak := max(used, point.peak_bytes or 0)) > run.peak_bytes:
+        if (peak := max(used, point.amount.peak_bytes or 0)) > run.peak_bytes:
             run.peak_bytes, run.peak_at_s = peak, now_s
         row = self._row(point.workload, now_s)
         if row is None:
@@ -197,8 +197,8 @@ class HistoryKeeper:
             row.summary = replace(
                 row.summary, runs=row.summary.runs + 1, started=row.summary.started + started
             )
-        if point.sm is not None:
-            row.busy[bisect_left(BUSY_UP_TO, min(point.sm, 1.0))] += 1
+        if point.amount.sm is not None:
+            row.busy[bisect_left(BUSY_UP_TO, min(point.amount.sm, 1.0))] += 1
         step = round(self._step_s)
         row.summary = replace(
             row.summary,
@@ -207,7 +207,7 @@ class HistoryKeeper:
             run_s=row.summary.run_s + (step if started else gap_s),
             seen_s=row.summary.seen_s + (step if started else min(gap_s, round(_LOOSE * self._step_s))),
             share_bytes=_most(row.summary.share_bytes, point.share_bytes),
-            processes=max(row.summary.processes, point.processes),
+            processes=max(row.summary.processes, point.amount.processes),
         )
         self._judge(row, run, point)
         return True
@@ -227,7 +227,7 @@ class HistoryKeeper:
             row.longest = run
             day = replace(day, longest_s=max(length_s, day.longest_s), growing=grows(run.curve.highs))
         full = run.peak_bytes / point.visible_bytes if point.visible_bytes else 0.0
-        exact = day.exact and point.peak_bytes is not None and not point.partly
+        exact = day.exact and point.amount.peak_bytes is not None and not point.amount.partly
         row.summary = replace(day, full=max(day.full, round(min(full, 1000.0), 4)), exact=exact)
 
     def _row(self, workload: str, now_s: int) -> _WorkloadDay | None:

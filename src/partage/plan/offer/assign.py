@@ -47,29 +47,35 @@ from partage.values import Frozen
 _SUFFIX = ".shared"
 
 
-class Assignment(Frozen):
-    """The policy, applied to one inventory.
+class WantedGpus(Frozen, kw_only=True):
+    """What a policy wants of the GPUs of a node. All mappings are by GPU UUID.
 
-    targets: ordered by GPU index, then MIG index or placement.
-    strategies: of every GPU that answers, by UUID (a MIG GPU without instances has no target).
-    pending: GPU UUID to a sentence: what has still to be done (a layout to make).
-    existing: the MIG devices that live on GPUs with something pending, as the policy shares them.
-    layouts: GPU UUID to the MIG layout, or none, that the policy asks for; other GPUs stay as they are.
-    labelled: GPUs whose layout is that of the node's label.
-    warnings: doubtful things, each with file and path.
-    drain_of: GPU UUID to how its pods are asked to leave before it changes.
-    on_demand: GPUs whose MIG devices are made on demand, by UUID, and what claims want of each.
+    strategies: of every GPU that answers (a MIG GPU without instances offers nothing). pending: what has
+    still to be done before all is offered, one sentence. layouts: the MIG layout, or none, of GPUs that the
+    policy names; others stay as they are. labelled: GPUs whose layout is that of the node's label. warnings:
+    doubtful things, each with file and path. drain_of: how pods are asked to leave before a GPU changes;
+    other GPUs wait for them. on_demand: GPUs whose MIG devices are made on demand, and what claims want of
+    each.
     """
 
-    targets: tuple[Target, ...]
-    strategies: Mapping[GpuUuid, Strategy]
-    pending: Mapping[GpuUuid, str]
-    existing: tuple[Target, ...] = ()
+    strategies: Mapping[GpuUuid, Strategy] = field(default_factory=dict)
+    pending: Mapping[GpuUuid, str] = field(default_factory=dict)
     layouts: Mapping[GpuUuid, DesiredMig] = field(default_factory=dict)
     labelled: frozenset[GpuUuid] = frozenset()
     warnings: tuple[Problem, ...] = ()
     drain_of: Mapping[GpuUuid, Drain] = field(default_factory=dict)
     on_demand: Demands = field(default_factory=dict)
+
+
+class Assignment(WantedGpus):
+    """The policy, applied to one inventory.
+
+    targets: ordered by GPU index, then MIG index or placement. existing: the MIG devices that live on GPUs
+    with something pending, as the policy shares them.
+    """
+
+    targets: tuple[Target, ...]
+    existing: tuple[Target, ...] = ()
 
     @property
     def watch_of(self) -> dict[GpuUuid, WatchAction]:
@@ -89,7 +95,7 @@ def assign(
     Without a driver nothing can be checked, and the assignment is empty.
     """
     if isinstance(inventory.driver, NoDriver):
-        return Assignment((), {}, {})
+        return Assignment(())
     findings = Findings(policy.source)
     owners = select(policy, inventory, geometry_of, findings)
     strategy = policy.options.mig_strategy

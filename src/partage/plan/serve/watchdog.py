@@ -113,10 +113,17 @@ class GrantKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-class ContainerUsage(Frozen):
+class OfDevice(Frozen):
+    """A part of what is used of one device. gpu: UUID of the GPU; device: the same, or of its MIG device."""
+
+    gpu: GpuUuid
+    device: DeviceUuid
+
+
+class ContainerUsage(OfDevice):
     """What one container uses of one device.
 
-    device: UUID of the GPU or MIG device; gpu: of the GPU. pod: empty if its cgroup does not contain it.
+    pod: empty if its cgroup does not contain it.
     holder: the container's names; None if not known.
     used_bytes: sum over its processes there. partly: True if the driver has no figure for some, so it is a
     minimum.
@@ -126,8 +133,6 @@ class ContainerUsage(Frozen):
     counted: used_bytes is what is counted for its cgroup, and no sum over processes.
     """
 
-    device: DeviceUuid
-    gpu: GpuUuid
     container: ContainerId
     pod: PodUid
     holder: Holder | None
