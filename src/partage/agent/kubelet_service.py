@@ -9,11 +9,8 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable
-from collections.abc import Coroutine
-from collections.abc import Mapping
-from typing import Any
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -21,56 +18,40 @@ from partage.agent.driver_gate import DriverGate
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.container_limits import ContainerLimits
 from partage.agent.endpoints.guard_files import GuardFiles
-from partage.agent.endpoints.plugin_set import PluginSet
-from partage.agent.endpoints.plugin_set import ServedResources
+from partage.agent.endpoints.plugin_set import PluginSet, ServedResources
 from partage.agent.endpoints.resource_plugin import PluginHooks
 from partage.agent.loop import Loop
 from partage.agent.observers.containers import NodeContainers
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.former_holders import FormerHolders
-from partage.agent.observers.memory_limits import ContainerHolders
-from partage.agent.observers.memory_limits import MemoryLimitsObserver
+from partage.agent.observers.memory_limits import ContainerHolders, MemoryLimitsObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
 from partage.agent.observers.pipe_tenants import PipeTenantsObserver
-from partage.agent.observers.pod_resources import NodeNames
-from partage.agent.observers.pod_resources import PodResourcesPoller
+from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.usage import UsageObserver
 from partage.agent.options import AgentOptions
-from partage.agent.parts import NoClaims
-from partage.agent.parts import NoCluster
-from partage.agent.service import Beside
-from partage.agent.service import NodeService
-from partage.agent.service import Tasks
-from partage.agent.service import run_locked
+from partage.agent.parts import NoClaims, NoCluster
+from partage.agent.service import Beside, NodeService, Tasks, run_locked
 from partage.agent.state_writer import StateWriter
-from partage.agent.status.status import AgentStatus
-from partage.agent.status.status import MpsClientsSeen
+from partage.agent.status.status import AgentStatus, MpsClientsSeen
 from partage.agent.watchdog import Watchdog
 from partage.edges.files.node_notes import LeftHolds
 from partage.edges.files.state import SavedState
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.sockets import may_exist
-from partage.edges.kubelet.sockets import socket_identity
+from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.driver_limit import LimitSetter
-from partage.model.gpu import Inventory
-from partage.model.gpu import devices_of
-from partage.model.ids import DEVICE_CLASSES
-from partage.model.ids import DeviceUuid
-from partage.model.ids import GpuUuid
-from partage.model.ids import ResourceName
+from partage.model.gpu import Inventory, devices_of
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.unit_allocation import NoRoom
-from partage.plan.serve.unit_allocation import Refusals
-from partage.plan.turn import NodeState
-from partage.plan.turn import after_restart
+from partage.plan.serve.unit_allocation import NoRoom, Refusals
+from partage.plan.turn import NodeState, after_restart
 
 if TYPE_CHECKING:
-    from partage.agent.parts import ConnectClaims
-    from partage.agent.parts import ConnectCluster
+    from partage.agent.parts import ConnectClaims, ConnectCluster
     from partage.edges.kube.port import ClusterNode
 
 
