@@ -17,11 +17,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from partage.edges.host import procfs
-from partage.edges.mps.control_log import end_of_log
 from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.daemon_logs import end_of_log
 from partage.edges.mps.keeper import MpsKeeper
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
-from partage.edges.mps.stopping import wait_until
+from partage.edges.mps.processes import wait_until
 from partage.errors import DaemonError, PartageError, Unsupported
 from partage.lab.tenant import OK, TenantFailed, TenantProcess
 from partage.model.mps import DaemonSpec, DaemonState, MpsServer

@@ -15,12 +15,17 @@ from msgspec.structs import replace
 from partage.errors import InputError, Problem
 from partage.explain.decide.amounts import CPU
 from partage.explain.decide.pod_and_node import ClaimSource, PodNeeds
-from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, requests_without_limits
-from partage.kubernetes.manifests.names import name_findings
+from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, name_findings, requests_without_limits
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
-from partage.kubernetes.manifests.node_rules import affinity_of, tolerations_of
-from partage.kubernetes.manifests.pod_claims import BY_NAME, BY_TEMPLATE, pod_claim_findings
-from partage.kubernetes.manifests.pods import object_name, pod_specs_at
+from partage.kubernetes.manifests.pods import (
+    BY_NAME,
+    BY_TEMPLATE,
+    affinity_of,
+    object_name,
+    pod_claim_findings,
+    pod_specs_at,
+    tolerations_of,
+)
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.model.pod import Container
 from partage.text import listed

@@ -9,13 +9,60 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from partage.answers.documents.document import Document
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.config import ClusterConfig
 from partage.edges.kube.leases import UNANSWERED, Rollout, RolloutPlace, SeenRollout, slot_of
 from partage.edges.kube.port import Lease
 from partage.errors import Unreachable, Unsatisfiable
-from partage.kubernetes.rollout_document import RolloutDocument, RolloutNodeRow, SlotRow
 from partage.plan.cluster.rollout import ROLLOUT, NodePhase, RolloutNote, RolloutSettings, Slot, read_note
+from partage.values import Frozen
+
+
+class RolloutNodeRow(Frozen):
+    """One node. in_force, wanted: revisions of its policy. canary: it changes first. lease: the slot that it
+    holds; null: none. why: it is not done.
+    """
+
+    name: str
+    canary: bool
+    policy: str
+    in_force: str
+    wanted: str
+    phase: NodePhase
+    lease: str | None
+    why: str
+
+
+class SlotRow(Frozen):
+    """One Lease. node: that holds it; empty: free. renewed_at: RFC 3339, by the clock of that node. failure:
+    why the node could not change; empty: it has not failed.
+    """
+
+    name: str
+    node: str
+    revision: str
+    renewed_at: str
+    failure: str
+
+
+class RolloutDocument(Document, kw_only=True):
+    """The answer. done: every node has what it wants. paused_by: ``chart``, ``hand``; null: it is not paused.
+    stopped: why no further node begins; null: it has not stopped. freed: Leases that ``resume`` has freed.
+    """
+
+    kind: Literal["Rollout"] = "Rollout"
+    namespace: str
+    name: str
+    max_changing: int
+    canary: str
+    paused_by: Literal["chart", "hand"] | None
+    stopped: str | None
+    done: bool
+    nodes: tuple[RolloutNodeRow, ...]
+    slots: tuple[SlotRow, ...]
+    freed: tuple[str, ...] = ()
+
 
 RENEWED_WITHIN_S = 45.0
 """An agent renews its slot every 30 s."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from partage.answers.render.tables import plain_table
-from partage.kubernetes.rollout_document import RolloutDocument, RolloutNodeRow
+from partage.kubernetes.rollout import RolloutDocument, RolloutNodeRow
 from partage.plan.cluster.rollout import NodePhase
 from partage.text import count_of
 

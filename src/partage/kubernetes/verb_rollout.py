@@ -13,8 +13,7 @@ from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 
 if TYPE_CHECKING:
-    from partage.kubernetes.rollout import RolloutView
-    from partage.kubernetes.rollout_document import RolloutDocument, RolloutNodeRow
+    from partage.kubernetes.rollout import RolloutDocument, RolloutNodeRow, RolloutView
 
 
 @verb("rollout")

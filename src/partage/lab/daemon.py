@@ -21,7 +21,7 @@ import partage
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.paths import DriverFiles
-from partage.edges.mps.stopping import wait_until
+from partage.edges.mps.processes import wait_until
 from partage.errors import DaemonError, Unsupported
 from partage.lab import child
 from partage.lab.place import PIPE_VARIABLE

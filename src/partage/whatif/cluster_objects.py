@@ -31,7 +31,7 @@ from partage.edges.kube.port import ClusterNode
 from partage.edges.kube.scheduling import ScheduledNodeJson, ScheduledPodJson
 from partage.kubernetes.decide.node_rules import NodeRules
 from partage.kubernetes.manifests.node import ManifestNode
-from partage.kubernetes.manifests.node_rules import affinity_of, tolerations_of
+from partage.kubernetes.manifests.pods import affinity_of, tolerations_of
 from partage.units import MIB, parse_quantity
 from partage.values import Frozen
 from partage.whatif.decide.gpu_amounts import ClaimedPart, GpuNode

@@ -13,8 +13,7 @@ import pytest
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.leases import Rollout, RolloutPlace, SeenRollout, slot_of
 from partage.errors import Absent, Conflict, Unsatisfiable
-from partage.kubernetes.rollout import RolloutView
-from partage.kubernetes.rollout_document import RolloutDocument
+from partage.kubernetes.rollout import RolloutDocument, RolloutView
 from partage.plan.cluster.rollout import RolloutSettings, Slot
 from tests.edges.kube.scripted import quick
 from tests.edges.kube.store import (

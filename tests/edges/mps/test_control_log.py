@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.mps.control_log import Commands, LogMark, end_of_log, read_log
+from partage.edges.mps.daemon_logs import Commands, LogMark, end_of_log, read_log
 from partage.edges.mps.launch import mount, unmount
 from partage.edges.mps.paths import DaemonPaths
 from tests.edges.mps.subjects import GPUS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.mps import mounts
+from partage.edges.mps import directories as mounts
 from partage.edges.mps.daemon_logs import KEPT_BYTES, LARGEST_BYTES
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from partage.edges.mps import directories
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
-from partage.edges.mps.control_log import end_of_log, read_log
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.daemon_end import force_quit, quit_daemon
-from partage.edges.mps.daemon_logs import LARGEST_BYTES, cut_logs
+from partage.edges.mps.daemon_logs import LARGEST_BYTES, cut_logs, end_of_log, last_line, read_log
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.record import (
@@ -32,7 +31,6 @@ from partage.edges.mps.record import (
     save_record,
     socket_ids,
 )
-from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError
 from partage.model.gpu_use import nobody
 from partage.model.mps import DaemonPhase, DaemonSpec

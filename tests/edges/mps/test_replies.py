@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.edges.mps.control_v2 import ControlV2
-from partage.edges.mps.program import NoReply
-from partage.edges.mps.replies import (
+from partage.edges.mps.program import (
+    NoReply,
     parse_client_rows,
     parse_memory,
     parse_namespace_rows,

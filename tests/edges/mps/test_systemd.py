@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from partage.edges.mps.unit import unit_name
+from partage.edges.mps.systemd import unit_name
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.real_systemd import DRIVER, PYTHON, Node, real_systemd, why_not
 from tests.edges.mps.subjects import GPUS, Subject

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
-from partage.edges.mps.unit import unit_command, unit_name
+from partage.edges.mps.systemd import unit_command, unit_name
 from partage.errors import InputError
 from tests.edges.mps.subjects import GPUS
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.errors import Problem
-from partage.kubernetes.decide.event_budget import BURST, NODE_BURST, EventBudget
-from partage.kubernetes.decide.events import NodeEvent, PodName, node_events
+from partage.kubernetes.decide.events import BURST, NODE_BURST, EventBudget, NodeEvent, PodName, node_events
 from partage.model.gpu import Driver, Inventory
 from partage.model.health import HealthState, HealthStatus
 from partage.model.ids import GpuUuid, ShareId

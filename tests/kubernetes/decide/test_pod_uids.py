@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partage.kubernetes.decide.events import NodeEvent, PodName
-from partage.kubernetes.decide.pod_uids import with_uids
+from partage.kubernetes.decide.events import NodeEvent, PodName, with_uids
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.plan.serve.ledger_entry import Certainty
 from tests.kubernetes.decide.test_events import entry

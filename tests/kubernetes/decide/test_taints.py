@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from partage.kubernetes.decide.taints import node_taints
 from partage.model.gpu import NoDriver
 from partage.model.node_labels import NodeTaint
+from partage.plan.cluster.conditions import node_taints
 from partage.plan.report import DependencyProblems
 from tests.kubernetes.decide.test_events import ILL, WELL
 from tests.plan.reconcile.test_planner import observe, snapshot

@@ -25,8 +25,7 @@ from partage.plan.serve.limit_edits import (
 )
 
 if TYPE_CHECKING:
-    from partage.edges.cdi.hook_program import HookProgram
-    from partage.edges.cdi.limit_files import LimitFiles
+    from partage.edges.cdi.limit_files import HookProgram, LimitFiles
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ class ContainerLimits:
 
     def _hook_trouble(self, *, install: bool) -> str:
         """Why our hook cannot be used; empty: it can."""
-        from partage.edges.cdi.hook_program import HookProgram
+        from partage.edges.cdi.limit_files import HookProgram
 
         program = self._program = self._program or HookProgram(self._state_dir / HOOK_DIR, self._compiled)
         return program.install() if install else program.why_not()

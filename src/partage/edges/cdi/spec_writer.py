@@ -1,4 +1,5 @@
-"""Writes the CDI specs of the node when driver, GPUs or MIG devices have changed.
+"""Writes the CDI specs of the node when driver, GPUs or MIG devices have changed. ``nvidia-ctk cdi generate``
+knows what a driver needs in a container.
 
 Beside each complete spec lies a file ``.digest``: of the spec, and of what it was made from. An annotation
 would ask for CDI 0.6, which older runtimes refuse.
@@ -10,9 +11,11 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 
-from partage.edges.cdi import toolkit
 from partage.edges.cdi.host_spec import (
     DIRECTORY,
     STATIC_DIRECTORY,
@@ -27,15 +30,96 @@ from partage.edges.cdi.spec import (
     device_files_spec,
     imex_spec,
     inventory_digest,
+    spec_error,
     with_missing_devices,
     without_second_injection,
 )
+from partage.edges.host.own_task import end_group
 from partage.edges.host.read_file import read_regular
-from partage.errors import HardwareError
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Driver, Inventory
 from partage.model.policy import Options
 from partage.plan.serve.allocate_response import CDI_VENDOR
 from partage.values import Frozen
+
+DEADLINE_S = 30.0
+"""It looks for dozens of libraries and queries NVML: seconds on a busy node."""
+
+
+def find_toolkit(name: str) -> str:
+    """Absolute path of the executable ``name`` (a path, or a name on PATH); empty if there is none."""
+    found = shutil.which(name)
+    return os.path.abspath(found) if found else ""  # noqa: PTH100 - argv[0] matters, so links are not resolved
+
+
+async def generate_spec(
+    ctk: str, options: Options, cdi_class: str = "gpu", deadline_s: float = DEADLINE_S
+) -> Spec:
+    """The spec that it writes for one class of the vendor ``CDI_VENDOR``.
+
+    Raises HardwareTimeout, DriverUnavailable (it failed, or wrote no spec), HardwareError (it cannot be
+    run).
+    """
+    with tempfile.TemporaryDirectory(prefix="partage-cdi-") as folder:
+        # Not in the CDI directory: runtimes would read the unfinished file.
+        output = Path(folder) / "spec.json"
+        await _run([ctk, *_arguments(options, cdi_class, output)], deadline_s)
+        return _read(output, f"{CDI_VENDOR}/{cdi_class}")
+
+
+def _arguments(options: Options, cdi_class: str, output: Path) -> list[str]:
+    arguments = [
+        "cdi",
+        "generate",
+        "--format=json",
+        f"--output={output}",
+        f"--vendor={CDI_VENDOR}",
+        f"--class={cdi_class}",
+        f"--device-name-strategy={options.device_ids}",
+        f"--nvidia-ctk-path={options.nvidia_ctk}",
+    ]
+    if cdi_class != "gpu":
+        arguments.append(f"--mode={cdi_class}")
+    if options.driver_root != "/":
+        arguments.append(f"--driver-root={options.driver_root}")
+    if options.dev_root != options.driver_root:
+        arguments.append(f"--dev-root={options.dev_root}")
+    return arguments
+
+
+async def _run(command: list[str], deadline_s: float) -> None:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+        )
+    except OSError as error:
+        raise HardwareError(f"{command[0]} cannot be run: {error}") from error
+    try:
+        async with asyncio.timeout(deadline_s):
+            _, errors = await process.communicate()
+    except TimeoutError as error:
+        raise HardwareTimeout(f"{command[0]} did not end within {deadline_s:g} s") from error
+    finally:
+        await end_group(process)
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
+        raise DriverUnavailable(f"{command[0]} failed ({process.returncode}): {last[0][:400]}")
+
+
+def _read(output: Path, kind: str) -> Spec:
+    try:
+        content = read_regular(output, _LARGEST_BYTES + 1)
+        if len(content) > _LARGEST_BYTES:
+            raise DriverUnavailable(f"the spec that nvidia-ctk wrote has more than {_LARGEST_BYTES:,} bytes")
+        spec = json.loads(content)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DriverUnavailable(f"nvidia-ctk wrote no spec that can be read: {error}") from error
+    wrong = spec_error(spec, kind)
+    if wrong:
+        raise DriverUnavailable(f"nvidia-ctk wrote a spec, but {wrong}")
+    found: Spec = spec
+    return found
+
 
 RETRY_S = 300.0
 """Seconds until nvidia-ctk is run again after it failed; until then the spec contains no libraries."""
@@ -79,7 +163,7 @@ class CdiSpecWriter:
     def __init__(
         self,
         directory: Path = DIRECTORY,
-        deadline_s: float = toolkit.DEADLINE_S,
+        deadline_s: float = DEADLINE_S,
         static: Path = STATIC_DIRECTORY,
     ) -> None:
         self._directory = directory
@@ -92,7 +176,7 @@ class CdiSpecWriter:
 
         Raises HardwareError if the directory cannot be written.
         """
-        ctk = "" if inventory.simulated else toolkit.find_toolkit(options.nvidia_ctk)
+        ctk = "" if inventory.simulated else find_toolkit(options.nvidia_ctk)
         source = ctk or ("" if inventory.simulated else repr(files_of_others(self._others)))
         wanted = inventory_digest(inventory, options, source)
         if self._kept is not None and self._is_valid(self._kept, wanted, now_s):
@@ -141,7 +225,7 @@ class CdiSpecWriter:
         why = f"{options.nvidia_ctk} is not there"
         if ctk:
             try:
-                theirs = await toolkit.generate_spec(ctk, options, "gpu", self._deadline_s)
+                theirs = await generate_spec(ctk, options, "gpu", self._deadline_s)
                 why = f"{ctk} wrote a spec, but {wrong}" if (wrong := library_error(theirs, driver)) else ""
             except HardwareError as error:
                 why = str(error)
@@ -163,7 +247,7 @@ class CdiSpecWriter:
         if not ctk:
             return False
         try:
-            spec = await toolkit.generate_spec(ctk, options, name, self._deadline_s)
+            spec = await generate_spec(ctk, options, name, self._deadline_s)
         except HardwareError:
             return False
         self._save(name, spec, wanted)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from partage.edges.mps.control_log import Commands
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
+from partage.edges.mps.daemon_logs import Commands
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, find_daemon, observe_daemon
 from partage.edges.mps.holders import Programs, file_ids
 from partage.edges.mps.home import DaemonHost

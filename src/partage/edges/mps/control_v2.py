@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from partage.edges.mps.program import ControlProgram, NoReply
-from partage.edges.mps.replies import (
+from partage.edges.mps.program import (
+    ControlProgram,
+    NoReply,
     is_not_found,
     is_percent,
     is_unknown,

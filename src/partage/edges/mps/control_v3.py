@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from partage.edges.mps.program import ControlProgram
-from partage.edges.mps.replies import (
+from partage.edges.mps.program import (
+    ControlProgram,
     NamespaceRow,
     parse_client_rows,
     parse_memory,

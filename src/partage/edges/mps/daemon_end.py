@@ -10,8 +10,8 @@ from partage.edges.mps import directories, unit_daemon
 from partage.edges.mps.access import DaemonAccess
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers
 from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.processes import kill_all, wait_until, wait_until_gone
 from partage.edges.mps.record import DaemonIdentity
-from partage.edges.mps.stopping import kill_all, wait_until, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError
 from partage.model.gpu_use import UsersOf
 from partage.model.ids import DeviceUuid

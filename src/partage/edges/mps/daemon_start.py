@@ -1,28 +1,38 @@
 """Puts a daemon in place: started in its directories, with limits that were read back.
 
 What was there before is stopped first. A daemon that does not start leaves its logs, and no process.
+
+Its process keeps running when the one that started it ends. It gets its own session and, where the host's
+cgroups can be written, one of those, so that stopping the service or container does not stop it. Elsewhere
+the daemon ends with the container; which of these it is, ``home`` says. A daemon that is to be a unit of
+systemd is started by ``unit_daemon``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from partage.edges.mps import directories, record, starting, unit_daemon
+from partage.edges.host.own_task import end_group
+from partage.edges.mps import directories, launch, record, unit_daemon
 from partage.edges.mps.access import DaemonAccess
-from partage.edges.mps.control_log import LogMark, end_of_log, failed_server, read_log, shown
 from partage.edges.mps.control_v2 import ControlV2, limits_environment
 from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.daemon_end import force_quit, quit_daemon, remove_files
+from partage.edges.mps.daemon_logs import LogMark, end_of_log, failed_server, last_line, read_log, shown
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers, state_from_reply
 from partage.edges.mps.holders import Programs
-from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.home import DaemonHost
+from partage.edges.mps.paths import DaemonPaths, DriverFiles
+from partage.edges.mps.processes import wait_until
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord, answers_elsewhere, socket_ids
-from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, HardwareError, Unsupported
 from partage.model.mps import (
     MULTI_USER_OPTIONS,
@@ -120,7 +130,7 @@ class DaemonStart:
             return await unit_daemon.start_unit(
                 driver, options, limits, paths, host=self._access.host, own_shm=own_shm, deadline_s=deadline_s
             )
-        return await starting.start_daemon(
+        return await start_daemon(
             driver,
             options,
             limits,
@@ -143,7 +153,7 @@ class DaemonStart:
 
         if await wait_until(is_there, self._access.deadlines.start_s):
             return daemons[0]
-        last = await asyncio.to_thread(starting.last_line, paths.log / "control.log")
+        last = await asyncio.to_thread(last_line, paths.log / "control.log")
         raise DaemonError(f"the MPS control daemon ended at its start: {last}")
 
     async def set_and_verify(self, daemon: FoundDaemon, control: DaemonControl) -> DaemonState:
@@ -256,8 +266,8 @@ class DaemonStart:
             return servers
         own = paths.server_log if name else paths.log / "server.log"
         said = [failed, *(f"server {server.pid} is {server.status}" for server in servers)]
-        said.append(await asyncio.to_thread(starting.last_line, own, ""))
-        why = "; ".join(filter(None, said)) or await asyncio.to_thread(starting.last_line, log)
+        said.append(await asyncio.to_thread(last_line, own, ""))
+        why = "; ".join(filter(None, said)) or await asyncio.to_thread(last_line, log)
         raise DaemonError(
             f"no MPS server of {paths.device} started: {why}",
             f"the GPU may be in use without MPS, or may not support it; the logs are in {paths.log}",
@@ -289,3 +299,56 @@ async def _verified(control: DaemonControl, spec: DaemonSpec) -> ClientLimits:
             "a daemon ignores limits that it considers invalid",
         )
     return limits
+
+
+async def start_daemon(
+    driver: DriverFiles,
+    options: Sequence[str],
+    limits: dict[str, str],
+    paths: DaemonPaths,
+    *,
+    host: DaemonHost,
+    home: DaemonHome,
+    own_shm: bool,
+    deadline_s: float,
+) -> None:
+    """Run the control program, which becomes a daemon; done when it has.
+
+    limits: variables that only a daemon has. home: where it is to live. own_shm: the daemon sees
+    ``paths.shm`` as /dev/shm.
+    Raises DaemonError with the program's output, Unsupported if it cannot be run.
+    """
+    cgroups = await asyncio.to_thread(host.make_cgroups, home, paths)
+    namespace = host.cgroup_namespace() if cgroups else ""
+    shm = str(paths.shm) if own_shm else ""
+    program = str(driver.program())
+    surrounded = [namespace, os.pathsep.join(cgroups), shm]
+    argv = [sys.executable, "-I", "-S", str(launch.__file__), *surrounded, program, "-d", *options]
+    environment = driver.environment(paths) | limits | {"CUDA_VISIBLE_DEVICES": paths.device}
+    # Not a pipe: the daemon keeps its standard output open, so a reader would wait for ever.
+    output = paths.start_log
+    with output.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=DEVNULL,
+            stdout=file,
+            stderr=STDOUT,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    await _finish(process, output, program, deadline_s)
+
+
+async def _finish(process: Process, output: Path, program: str, deadline_s: float) -> None:
+    try:
+        async with asyncio.timeout(deadline_s):
+            code = await process.wait()
+    except TimeoutError as error:
+        raise DaemonError(f"{program} did not start within {deadline_s:g} s: {last_line(output)}") from error
+    finally:
+        await end_group(process)
+    if code == launch.FAILED:
+        raise Unsupported(f"the MPS control daemon cannot be run: {last_line(output)}")
+    if code:
+        raise DaemonError(f"the MPS control daemon did not start ({code}): {last_line(output)}")

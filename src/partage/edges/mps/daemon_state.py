@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
-from partage.edges.mps.daemon_logs import empty_full_pipe
+from partage.edges.mps.daemon_logs import empty_full_pipe, last_line
+from partage.edges.mps.directories import full_directories
 from partage.edges.mps.holders import Holders, Programs
 from partage.edges.mps.locks import is_locked
-from partage.edges.mps.mounts import full_directories
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.record import (
@@ -26,7 +26,6 @@ from partage.edges.mps.record import (
     changed_slots,
     load_record,
 )
-from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
 from partage.model.ids import GpuUuid
 from partage.model.mps import (

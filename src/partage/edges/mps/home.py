@@ -14,8 +14,7 @@ from zlib import crc32
 
 from partage.edges.host import procfs
 from partage.edges.mps.paths import DaemonPaths
-from partage.edges.mps.systemd import HostSystemd
-from partage.edges.mps.unit import unit_name
+from partage.edges.mps.systemd import HostSystemd, unit_name
 from partage.model.cgroup import parse_cgroup
 from partage.model.mps import (
     UNIFIED,

@@ -25,8 +25,8 @@ from partage.edges.mps.daemon_state import (
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
+from partage.edges.mps.processes import wait_until
 from partage.edges.mps.record import changed_slots
-from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.model.gpu_use import UsersOf, nobody
 from partage.model.ids import DeviceUuid

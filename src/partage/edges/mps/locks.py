@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from partage.edges.mps.stopping import in_thread, wait_until
+from partage.edges.mps.processes import in_thread, wait_until
 from partage.errors import DaemonError, NotPermitted
 
 

@@ -17,7 +17,7 @@ from msgspec import convert, field, to_builtins
 
 from partage.edges.host.read_file import read_regular
 from partage.edges.host.unix_sockets import listener
-from partage.edges.mps.control_log import LogMark
+from partage.edges.mps.daemon_logs import LogMark
 from partage.edges.mps.paths import DaemonPaths
 from partage.model.mps import SERVER, DaemonSpec
 from partage.values import Frozen

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
+from partage.edges.mps.daemon_logs import last_line
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
-from partage.edges.mps.starting import last_line
-from partage.edges.mps.unit import unit_command, unit_name, write_limits
+from partage.edges.mps.systemd import unit_command, unit_name, write_limits
 from partage.errors import DaemonError, Unsupported
 from partage.model.mps import DaemonHome, HomeChoice, HomeKind
 
@@ -24,7 +24,7 @@ async def start_unit(
     own_shm: bool,
     deadline_s: float,
 ) -> None:
-    """As ``starting.start_daemon``: done when the program has become a daemon."""
+    """As ``daemon_start.start_daemon``: done when the program has become a daemon."""
     systemd = await asyncio.to_thread(host.systemd)
     try:
         await asyncio.to_thread(write_limits, paths, limits)

@@ -21,9 +21,7 @@ from partage.edges.kube.port import (
 )
 from partage.errors import Conflict, PartageError, Rejected, Unreachable
 from partage.kubernetes.agent.node_writer import ClusterIntervals
-from partage.kubernetes.decide.event_budget import EventBudget
-from partage.kubernetes.decide.events import NodeEvent, node_events
-from partage.kubernetes.decide.pod_uids import with_uids
+from partage.kubernetes.decide.events import EventBudget, NodeEvent, node_events, with_uids
 from partage.model.share import CheckpointHolds
 from partage.plan.cluster.conditions import WantedCondition, node_conditions
 from partage.plan.report import Report

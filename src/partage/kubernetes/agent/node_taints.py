@@ -12,8 +12,8 @@ from partage.edges.kube.connection import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, Taint, WatchState
 from partage.errors import Conflict, PartageError
 from partage.kubernetes.agent.node_writer import ClusterIntervals
-from partage.kubernetes.decide.taints import node_taints
 from partage.model.node_labels import NO_SCHEDULE, NodeTaint
+from partage.plan.cluster.conditions import node_taints
 from partage.plan.report import Report
 
 log = logging.getLogger(__name__)

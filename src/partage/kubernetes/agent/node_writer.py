@@ -1,6 +1,8 @@
-"""Keeps the labels of the own Node, and annotations: its pending plan, and who holds GPU memory.
+"""Keeps the labels of the own Node, and annotations: its pending plan, and who holds GPU memory. On the pods
+it writes what they hold of a GPU's memory, as Alibaba's gpushare does, for its dashboards.
 
-Nothing waits for it.
+Nothing waits for it. What pods hold is written afterwards, from the ledger; nothing reads it. It takes the
+right to patch pods: where the account does not have it, that is said once, and nothing is written.
 """
 
 from __future__ import annotations
@@ -18,10 +20,16 @@ from partage.agent.supervision import wait_at_most
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
-from partage.errors import PartageError
+from partage.errors import Absent, PartageError, Rejected
 from partage.model.node_labels import FEATURE_DISCOVERY, WrittenLabels
 from partage.plan.cluster.conditions import PLAN, PendingGpu, pending_gpus, plan_annotation
-from partage.plan.cluster.gpu_memory import GPU_MEMORY, count_cards, memory_annotation, node_memory
+from partage.plan.cluster.gpu_memory import (
+    GPU_MEMORY,
+    count_cards,
+    memory_annotation,
+    node_memory,
+    pod_annotations,
+)
 from partage.plan.labels import Labels
 from partage.plan.report import Report
 from partage.values import Frozen
@@ -221,3 +229,43 @@ class NodeWriter:
         else:
             log.info("the cluster can be kept up to date again")
         self._ask()
+
+
+_Pod = tuple[str, str]
+
+
+class PodNotes:
+    """Follows the reports. A pod is written once for what it holds."""
+
+    def __init__(self, cluster: Cluster, status: AgentStatus, backoff: Backoff | None = None) -> None:
+        self._cluster, self._status = cluster, status
+        self._retry = backoff or Backoff(5.0, 300.0)
+        self._written: dict[_Pod, Mapping[str, str]] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled. Where the account may not do it, nothing is written."""
+        last: Report | None = None
+        while True:
+            last = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
+            wanted = pod_annotations(last.offer, last.entries, last.node.inventory.memory_of_devices)
+            self._written = {pod: said for pod, said in self._written.items() if pod in wanted}
+            try:
+                await self._write(wanted)
+            except Rejected as error:
+                log.info("pods are not annotated", extra={"reason": error.problems[0].message})
+                await asyncio.Event().wait()  # a task that returns is taken for one that has failed
+            except PartageError:  # no answer: said by the others already
+                last = None
+                await asyncio.sleep(self._retry.pause_s())
+            else:
+                self._retry.reset()
+
+    async def _write(self, wanted: Mapping[_Pod, Mapping[str, str]]) -> None:
+        for pod, said in wanted.items():
+            if self._written.get(pod) == said:
+                continue
+            try:
+                await self._cluster.annotate_pod(*pod, said)
+            except Absent:  # it has gone meanwhile
+                continue
+            self._written[pod] = said

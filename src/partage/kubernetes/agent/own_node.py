@@ -11,9 +11,8 @@ from partage.edges.host.own_task import unending
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.kubernetes.agent.node_news import NodeNews
 from partage.kubernetes.agent.node_taints import NodeTaints
-from partage.kubernetes.agent.node_writer import ClusterIntervals, NodeWriter
+from partage.kubernetes.agent.node_writer import ClusterIntervals, NodeWriter, PodNotes
 from partage.kubernetes.agent.pod_drain import PodDrain
-from partage.kubernetes.agent.pod_notes import PodNotes
 from partage.model.node_labels import NodeTaint, WrittenLabels
 from partage.model.share import CheckpointHolds
 

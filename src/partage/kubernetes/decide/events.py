@@ -1,14 +1,23 @@
-"""What happened between two reports, as events that an admin reads in the cluster. Pure."""
+"""What happened between two reports, as events that an admin reads in the cluster: how many a node may make
+(a fault that flaps must not fill the cluster with them), and the UIDs of the pods that they are about, by
+which ``kubectl describe pod`` finds them. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
+from msgspec import field
+from msgspec.structs import replace
+
+from partage.model.ids import PodUid
 from partage.model.node_labels import MIG_CONFIG
+from partage.model.share import CheckpointHolds
 from partage.plan.cluster.conditions import certain_holder, faults_of, pods_of, standing
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import UNASKED, GpuReport, MigConfigState, PolicyReason, PolicyState, Report
-from partage.text import gpus
+from partage.plan.serve.ledger_entry import LedgerEntry
+from partage.text import count_of, gpus
 from partage.values import Frozen
 
 
@@ -132,3 +141,74 @@ def _waits(before: GpuPlan | None, now: GpuPlan) -> Iterator[NodeEvent]:
         if f"{pod.namespace}/{pod.name}" not in known:
             note = " can only change its sharing when this pod has ended"
             yield NodeEvent("ChangeWaitsForPod", note, "WaitForPods", about=pod)
+
+
+BURST, REFILL_S = 5, 120.0
+"""Of one kind about one object: so many at once, then one in so many seconds."""
+
+NODE_BURST, NODE_REFILL_S = 60, 10.0
+"""Of a node together. client-go allows 25 about one object, then one in 300 s."""
+
+_FULL_S = max(BURST * REFILL_S, NODE_BURST * NODE_REFILL_S)
+"""After so many seconds without an event a bucket is full, and need not be kept."""
+
+
+class _Bucket(Frozen):
+    """left: events at ``at_s``. withheld: events of it that were not made."""
+
+    left: float
+    at_s: float
+    withheld: int = 0
+
+
+class EventBudget(Frozen):
+    """What is left. Empty: nothing was made yet."""
+
+    buckets: Mapping[Hashable, _Bucket] = field(default_factory=dict)
+
+    def take(self, event: NodeEvent, now_s: float) -> tuple[EventBudget, NodeEvent | None]:
+        """The budget after this event; and the event, with how many like it were withheld, or None if it is
+        withheld itself.
+        """
+        kind = _refilled(self.buckets.get((event.about, event.reason)), BURST, REFILL_S, now_s)
+        node = _refilled(self.buckets.get(None), NODE_BURST, NODE_REFILL_S, now_s)
+        may = kind.left >= 1 and node.left >= 1
+        if may:
+            more = f" ({count_of(kind.withheld, 'event')} like this not shown)" if kind.withheld else ""
+            event = replace(event, note=event.note + more)
+            kind, node = _Bucket(kind.left - 1, now_s), _Bucket(node.left - 1, now_s)
+        else:
+            kind = replace(kind, withheld=kind.withheld + 1)
+        kept = {key: one for key, one in self.buckets.items() if now_s - one.at_s < _FULL_S}
+        buckets = {**kept, (event.about, event.reason): kind, None: node}
+        return EventBudget(buckets), event if may else None
+
+
+def _refilled(bucket: _Bucket | None, burst: int, refill_s: float, now_s: float) -> _Bucket:
+    if bucket is None:
+        return _Bucket(burst, now_s)
+    left = min(burst, bucket.left + (now_s - bucket.at_s) / refill_s)
+    return _Bucket(left, now_s, bucket.withheld)
+
+
+def with_uids(
+    events: Iterable[NodeEvent], entries: Collection[LedgerEntry], holds: CheckpointHolds
+) -> tuple[NodeEvent, ...]:
+    """The events, with the UIDs of their pods where these are certain. holds: of the kubelet's checkpoint."""
+    return tuple(_with_uid(event, entries, holds) for event in events)
+
+
+def _with_uid(event: NodeEvent, entries: Collection[LedgerEntry], holds: CheckpointHolds) -> NodeEvent:
+    if event.about is None or event.about.uid:
+        return event
+    return replace(event, about=replace(event.about, uid=_uid(event.about, entries, holds)))
+
+
+def _uid(pod: PodName, entries: Collection[LedgerEntry], holds: CheckpointHolds) -> PodUid:
+    """Empty where the checkpoint names another number of pods than one for an id that the pod holds."""
+    named: set[frozenset[PodUid]] = set()
+    for entry in entries:
+        holder = certain_holder(entry)
+        if holder is not None and (holder.namespace, holder.pod) == (pod.namespace, pod.name):
+            named.add(holds.get(entry.resource, {}).get(entry.id, frozenset()))
+    return next(iter(named.pop())) if len(named) == 1 and len(next(iter(named))) == 1 else PodUid("")

@@ -1,11 +1,15 @@
-"""Kubernetes objects in files: which documents are objects, and where the pods of an object are. Pure."""
+"""Kubernetes objects in files: which documents are objects, where the pods of an object are, to which nodes
+such a pod may go, and what Kubernetes would refuse of the claims that it names. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from partage.kubernetes.manifests.node import Keys
+from partage.kubernetes.decide.node_rules import LabelRule, Term, Toleration
+from partage.kubernetes.manifests.node import CheckedProblem, Keys, ManifestNode
+from partage.text import listed
 
 POD_SPEC_AT = {
     "Pod": ("spec",),
@@ -102,3 +106,62 @@ def object_name(document: Mapping[str, Any]) -> str:
     name = next((text for key in ("name", "generateName") if isinstance(text := about.get(key), str)), "")
     namespace = f" (namespace {about['namespace']})" if isinstance(about.get("namespace"), str) else ""
     return "/".join(part for part in (str(document["kind"]), name) if part) + namespace
+
+
+TextOf = Callable[[ManifestNode], str]
+"""The text of a place; empty where there is none."""
+
+_AFFINITY = (
+    "affinity",
+    "nodeAffinity",
+    "requiredDuringSchedulingIgnoredDuringExecution",
+    "nodeSelectorTerms",
+)
+
+
+def affinity_of(spec: ManifestNode, text_of: TextOf) -> tuple[Term, ...] | None:
+    """Terms of which one has to hold; None: there is none."""
+    place = spec.at(*_AFFINITY)
+    return tuple(tuple(_rules(term, text_of)) for term in place.items) if place.items else None
+
+
+def _rules(term: ManifestNode, text_of: TextOf) -> Iterator[LabelRule]:
+    for part, of_field in (("matchExpressions", False), ("matchFields", True)):
+        for rule in term.at(part).items:
+            values = tuple(text_of(value) for value in rule.at("values").items)
+            key, operator = text_of(rule.at("key")), text_of(rule.at("operator"))
+            yield LabelRule(key, operator, values, of_field)
+
+
+def tolerations_of(spec: ManifestNode, text_of: TextOf) -> tuple[Toleration, ...]:
+    """In the order of the spec."""
+    return tuple(_toleration(place, text_of) for place in spec.at("tolerations").items)
+
+
+def _toleration(place: ManifestNode, text_of: TextOf) -> Toleration:
+    key, value, effect = (text_of(place.at(word)) for word in ("key", "value", "effect"))
+    return Toleration(key, text_of(place.at("operator")) or "Equal", value, effect)
+
+
+_SHOWN = 6
+BY_NAME, BY_TEMPLATE = "resourceClaimName", "resourceClaimTemplateName"
+
+
+def pod_claim_findings(spec: ManifestNode) -> Iterator[CheckedProblem]:
+    """Claims from nothing or from two objects; containers that name a claim which the pod does not have."""
+    places = spec.at("resourceClaims").items
+    names = sorted(str(place.at("name").value) for place in places)
+    for place in places:
+        if (place.at(BY_NAME).value is None) is (place.at(BY_TEMPLATE).value is None):
+            yield place.error(
+                f"claim {place.at('name').value or '?'} needs one of {BY_NAME} and {BY_TEMPLATE}",
+                "the name of an object in the pod's namespace",
+            )
+    for group in ("initContainers", "containers"):
+        for container in spec.at(group).items:
+            for claim in container.at("resources", "claims").items:
+                if claim.at("name").value not in names:
+                    yield claim.error(
+                        f"the pod has no claim {claim.at('name').value} under resourceClaims",
+                        f"it has: {listed(names, _SHOWN) or 'none'}",
+                    )

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from partage.edges.cdi.hook_program import SOURCE
+from partage.edges.cdi.limit_files import SOURCE
 from partage.lab.prove.stage import CannotTry
 from partage.model.driver_limit import DriverLimit
 from partage.plan.serve.limit_edits import HOOK_NAME

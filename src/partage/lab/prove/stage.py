@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
-from partage.edges.mps.stopping import wait_until
+from partage.edges.mps.processes import wait_until
 from partage.lab.daemon import MpsDaemon
 from partage.lab.place import MEMORY_VARIABLE, THREADS_VARIABLE, TenantMode, TenantPlace
 from partage.lab.prove.model import EvidenceKind

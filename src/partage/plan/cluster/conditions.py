@@ -4,12 +4,13 @@ while it is not settled its plan: which GPUs change, and what they wait for. Pur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode, encode_replacing
 from partage.model.gpu import NoDriver
+from partage.model.node_labels import NodeTaint
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import GpuReport, PolicyReason, Report
@@ -208,3 +209,20 @@ def standing(plan: GpuPlan) -> str:
             return f"cannot be changed: {plan.reason}"
         case _:
             return "is being changed"
+
+
+_HOLDS_WITHOUT = {NodeTaint.NOT_READY: READY, NodeTaint.GPU_UNHEALTHY: GPUS_HEALTHY}
+
+
+def node_taints(report: Report, asked: Collection[NodeTaint]) -> Mapping[NodeTaint, bool]:
+    """Which taints the Node has, and which it has not. What is not known is left out, and stays as it is.
+
+    asked: all others are taken away. While another device plugin serves the GPUs, Partage sets none.
+    """
+    if report.snapshot is not None and report.snapshot.other_plugin:
+        return dict.fromkeys(NodeTaint, False)
+    status = {condition.type: condition.status for condition in node_conditions(report)}
+    found = {taint: not status[kind] for taint, kind in _HOLDS_WITHOUT.items() if kind in status}
+    return {
+        taint: taint in asked and found[taint] for taint in NodeTaint if taint in found or taint not in asked
+    }

@@ -11,8 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from partage.edges.cdi.hook_program import SOURCE, HookProgram
-from partage.edges.cdi.limit_files import LimitFiles
+from partage.edges.cdi.limit_files import SOURCE, HookProgram, LimitFiles
 from partage.errors import HardwareError
 from partage.model.driver_limit import DriverLimit
 from partage.model.ids import GpuUuid, ResourceName
@@ -93,7 +92,7 @@ def test_a_file_system_without_programs_is_named(tmp_path: Path, compiled: Path)
         pytest.skip("mounts as root")
     (tmp_path / "state").mkdir()
     code = (
-        "import sys; from pathlib import Path; from partage.edges.cdi.hook_program import HookProgram;"
+        "import sys; from pathlib import Path; from partage.edges.cdi.limit_files import HookProgram;"
         "print(HookProgram(Path(sys.argv[1]) / 'bin', Path(sys.argv[2])).install())"
     )
     ran = subprocess.run(

@@ -9,9 +9,8 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from partage.edges.host import empty_directory as emptying
-from partage.edges.host.empty_directory import empty_directory
-from partage.edges.mps.directories import empty_directories, remove_directories
+from partage.edges.mps import directories as emptying
+from partage.edges.mps.directories import empty_directories, empty_directory, remove_directories
 from partage.edges.mps.paths import DaemonPaths
 from partage.errors import DaemonError
 
