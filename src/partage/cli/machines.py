@@ -10,7 +10,7 @@ import click
 from partage.answers import common_options, common_output
 from partage.answers.documents.document import Document, row
 from partage.answers.verb import verb
-from partage.edges.files.catalogue import GpuModel
+from partage.model.geometry import GpuModel
 from partage.values import Frozen
 
 if TYPE_CHECKING:

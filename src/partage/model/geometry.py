@@ -149,6 +149,45 @@ class Geometry(Frozen):
         return max(self.profiles, key=lambda spec: (spec.compute_slices, not spec.profile.attributes))
 
 
+UNKNOWN_DEVICE_ID = "0x00000000"
+"""In place of a device id that is not known."""
+
+
+class GpuModel(Frozen):
+    """One GPU model.
+
+    id:              in the catalogue, ``h100-sxm5-80gb``. products: names as NVML returns them, the usual
+    one first.
+    pci_device_ids:  device and vendor id, ``0x233010de``, in the order of ``products`` if there are as
+    many; empty if none is known.
+    memory_bytes:    total as the driver reports it, or computed from the name if no report is known.
+    mig_branch:      first driver branch with MIG on this model; 0: not known.
+    geometry:        None without MIG, and if no placements are published; ``no_geometry`` says which.
+    sources:         where the facts are from: documents with their addresses, or what was printed where.
+    """
+
+    id: str
+    products: tuple[str, ...]
+    pci_device_ids: tuple[str, ...]
+    architecture: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    mig: bool = False
+    mig_survives_reboot: bool = False
+    mig_needs_reset: bool = False
+    mig_branch: int = 0
+    geometry: Geometry | None = None
+    no_geometry: str = ""
+    sources: tuple[str, ...] = ()
+
+    def pci_device_id(self, product: str) -> str:
+        """The device id of one of ``products``; the model's first one if that is not known."""
+        if not self.pci_device_ids:
+            return UNKNOWN_DEVICE_ID
+        position = self.products.index(product) if product in self.products else 0
+        return self.pci_device_ids[min(position, len(self.pci_device_ids) - 1)]
+
+
 def instance_memory(spec: ProfileSpec, geometry: Geometry, total_bytes: int) -> int:
     """Memory of one GPU instance in bytes. Where no source says it: its part of the total, in whole MiB."""
     if spec.memory_bytes is not None:

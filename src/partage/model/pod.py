@@ -76,19 +76,24 @@ class Pod(Frozen):
         return dict(Counter({**(most | running), **self.whole}) + Counter(self.overhead))
 
 
-class ScheduledNode(Frozen):
+class HostAmounts(Frozen):
+    """What a node has for pods, or a pod asks for, besides GPUs: thousandths of CPUs, and MiB of memory."""
+
+    cpu_milli: int
+    memory_mib: int
+
+
+class ScheduledNode(HostAmounts, kw_only=True):
     """What pods can have of a node. devices: extended resources. product: of its GPUs, by its label; empty:
     not known.
     """
 
     name: str
-    cpu_milli: int
-    memory_mib: int
     devices: Mapping[str, int] = field(default_factory=dict)
     product: str = ""
 
 
-class ScheduledPod(Frozen):
+class ScheduledPod(HostAmounts, kw_only=True):
     """What a pod asks for. node: where it is; empty: it waits. devices: extended resources, by name. claims:
     names of its ResourceClaims, in its namespace; None for one that is not made yet. owner: kind of its
     controller.
@@ -98,8 +103,6 @@ class ScheduledPod(Frozen):
     name: str
     uid: str
     node: str
-    cpu_milli: int
-    memory_mib: int
     devices: tuple[tuple[str, int], ...] = ()
     claims: tuple[str | None, ...] = ()
     owner: str = ""

@@ -58,17 +58,31 @@ class Reset(Tagged):
         return f"reset the GPU, so that its MIG mode takes effect{more}{reboot}"
 
 
-class DestroyCompute(Tagged):
-    """Destroy a compute instance, and with it a MIG device.
+class _InstanceStep(Tagged):
+    """A step on a GPU instance: its profile and placement."""
+
+    gpu: GpuUuid
+    profile: str
+    placement: Placement
+
+
+class _ComputeStep(Tagged):
+    """A step on a compute instance, and with it on a MIG device.
 
     instance, placement: profile and placement of its GPU instance. profile: its own, ``1c.3g.40gb``.
-    gi_id, ci_id: None if not known (a creation is undone whose ids were not written down).
     """
 
     gpu: GpuUuid
     instance: str
     placement: Placement
     profile: str
+
+
+class DestroyCompute(_ComputeStep):
+    """Destroy a compute instance. gi_id, ci_id: None if not known (a creation is undone whose ids were not
+    written down).
+    """
+
     gi_id: int | None = None
     ci_id: int | None = None
     uuid: MigUuid = MigUuid("")
@@ -77,39 +91,24 @@ class DestroyCompute(Tagged):
         return f"destroy the MIG device {self.profile} at {self.placement}{_named(self.uuid)}"
 
 
-class DestroyInstance(Tagged):
+class DestroyInstance(_InstanceStep):
     """Destroy a GPU instance without compute instances. gi_id: None if not known."""
 
-    gpu: GpuUuid
-    profile: str
-    placement: Placement
     gi_id: int | None = None
 
     def __str__(self) -> str:
         return f"destroy the GPU instance {self.profile} at {self.placement}"
 
 
-class CreateInstance(Tagged):
+class CreateInstance(_InstanceStep):
     """Create a GPU instance at exactly this placement."""
-
-    gpu: GpuUuid
-    profile: str
-    placement: Placement
 
     def __str__(self) -> str:
         return f"create a GPU instance {self.profile} at {self.placement}"
 
 
-class CreateCompute(Tagged):
-    """Create a compute instance in the GPU instance at this placement; the driver chooses where in it.
-
-    instance: profile of the GPU instance. profile: that of the new MIG device, ``1c.3g.40gb``.
-    """
-
-    gpu: GpuUuid
-    instance: str
-    placement: Placement
-    profile: str
+class CreateCompute(_ComputeStep):
+    """Create a compute instance in the GPU instance at this placement; the driver chooses where in it."""
 
     def __str__(self) -> str:
         return f"create the MIG device {self.profile} at {self.placement}"

@@ -10,6 +10,7 @@ from partage.edges.files.catalogue import load_catalogue
 from partage.errors import Problem
 from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, ManifestNode
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
+from partage.model.geometry import GpuModel
 from partage.model.policy import Policy
 from partage.plan.offer.policy_choice import variants
 from partage.providers.decide.judge_groups import judge_groups
@@ -19,7 +20,6 @@ from partage.providers.decide.rules import (
     LayoutTable,
     ManifestContainer,
     ManifestPod,
-    Model,
     Provider,
     RuleViolation,
     groups_of,
@@ -53,11 +53,11 @@ def judge_policy(policy: Policy, file: str, context: ProviderContext) -> Iterato
             )
 
 
-def _model_of(name: str) -> Model | None:
+def _model_of(name: str) -> GpuModel | None:
     """A model of the catalogue that the name of a policy means alone."""
     catalogue = load_catalogue()
     found = None if catalogue.variants(name) or "*" in name else catalogue.find(name)
-    return Model(found[0].id, found[0].memory_bytes, found[0].mig, found[0].geometry) if found else None
+    return found[0] if found else None
 
 
 def judge_cluster(

@@ -15,10 +15,10 @@ from partage.codec.yaml_document import YamlDocument, read_document
 from partage.edges.files.catalogue import FOLDER, choose_one, load_catalogue, provider_tables
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
-from partage.model.geometry import MigProfile
+from partage.model.geometry import GpuModel, MigProfile
 from partage.model.layout import parse_layout_name
 from partage.model.strategy import SHARING_STRATEGIES, Strategy
-from partage.providers.decide.rules import Group, LayoutTable, MigType, Model, Provider
+from partage.providers.decide.rules import Group, LayoutTable, MigType, Provider
 from partage.text import counted
 
 _FOLDER = FOLDER / "providers"
@@ -126,7 +126,7 @@ def _layout(table: Table) -> tuple[str | None, tuple[str, ...]]:
     return None, tuple(str(profile) for profile in read if profile is not None)
 
 
-def _model(table: Table, name: str) -> Model | None:
+def _model(table: Table, name: str) -> GpuModel | None:
     catalogue = load_catalogue()
     # The title of a provider's table is that of its model, though other models begin with the same words.
     titled = next((t.models[0] for t in provider_tables() if t.title.casefold() == name.casefold()), "")
@@ -136,5 +136,4 @@ def _model(table: Table, name: str) -> Model | None:
         hint = choose_one(variants) if variants else catalogue.advice(name)
         table.here("gpu").error(f"{'several models' if variants else 'no model'} named {name[:60]!r}", hint)
         return None
-    model = found[0]
-    return Model(model.id, model.memory_bytes, model.mig, model.geometry)
+    return found[0]

@@ -227,7 +227,9 @@ async def test_a_client_certificate_is_shown():
 
 
 async def test_a_lease_is_made_and_then_replaced():
-    lease = Lease("ns", "rollout", holder="n1", duration_seconds=30, renewed_at="2026-01-01T00:00:00.000000Z")
+    lease = Lease(
+        "rollout", namespace="ns", holder="n1", duration_seconds=30, renewed_at="2026-01-01T00:00:00.000000Z"
+    )
     absent, made = (
         status(404, "NotFound", "no"),
         {
@@ -236,7 +238,7 @@ async def test_a_lease_is_made_and_then_replaced():
         },
     )
     async with cluster(absent, Answer(made), Answer(made)) as (server, found):
-        assert await found.lease("ns", "rollout") == Lease("ns", "rollout")
+        assert await found.lease("ns", "rollout") == Lease("rollout", namespace="ns")
         written = await found.write_lease(lease)
         assert (written.version, written.holder, written.transitions) == ("5", "n1", 2)
         await found.write_lease(replace(lease, version="5"))

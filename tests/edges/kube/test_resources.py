@@ -71,7 +71,7 @@ async def test_a_name_that_is_no_part_of_a_path_is_not_asked_for(name: str) -> N
             with pytest.raises(Absent):
                 await api.claim(namespace, claim)
         with pytest.raises(Absent):
-            await api.delete_slice(SliceObject(name, "", "", {}))
+            await api.delete_slice(SliceObject(name, spec={}))
         assert asked == []
 
 

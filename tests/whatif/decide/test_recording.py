@@ -38,7 +38,10 @@ NODES = (node("big-a"), node("big-b"), node("small-c", L4, 1, 24))
 
 def a_pod(name: str, on: str = "", devices: tuple[tuple[str, int], ...] = ONE_GPU, **more: Any) -> PodRecord:
     owner = more.pop("owner", "ReplicaSet")
-    made = ScheduledPod("team", name, f"uid-{name}", on, 4000, 1024, devices, (), owner)
+    made = ScheduledPod(
+        cpu_milli=4000, memory_mib=1024, namespace="team", name=name, uid=f"uid-{name}", node=on,
+        devices=devices, owner=owner,
+    )  # fmt: skip
     return PodRecord(made, **more)
 
 

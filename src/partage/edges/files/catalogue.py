@@ -22,7 +22,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.model.geometry import Engines, Geometry, MigProfile, MisprintedLayout, ProfileSpec
+from partage.model.geometry import Engines, Geometry, GpuModel, MigProfile, MisprintedLayout, ProfileSpec
 from partage.model.gpu import Gpu
 from partage.units import GIB, MIB
 from partage.values import Frozen
@@ -103,44 +103,6 @@ with the same device id has 17 % more.
 """
 
 ASK_THE_DRIVER = "only its driver knows its placements, and partage record writes them into a machine file"
-
-UNKNOWN_DEVICE_ID = "0x00000000"
-"""In place of a device id that is not known."""
-
-
-class GpuModel(Frozen):
-    """One GPU model.
-
-    id:              of this catalogue, ``h100-sxm5-80gb``. products: names as NVML returns them, the usual
-    one first.
-    pci_device_ids:  device and vendor id, ``0x233010de``, in the order of ``products`` if there are as
-    many; empty if none is known.
-    memory_bytes:    total as the driver reports it, or computed from the name if no report is known.
-    mig_branch:      first driver branch with MIG on this model; 0: not known.
-    geometry:        None without MIG, and if no placements are published; ``no_geometry`` says which.
-    sources:         where the facts are from: documents with their addresses, or what was printed where.
-    """
-
-    id: str
-    products: tuple[str, ...]
-    pci_device_ids: tuple[str, ...]
-    architecture: str
-    compute_capability: tuple[int, int]
-    memory_bytes: int
-    mig: bool = False
-    mig_survives_reboot: bool = False
-    mig_needs_reset: bool = False
-    mig_branch: int = 0
-    geometry: Geometry | None = None
-    no_geometry: str = ""
-    sources: tuple[str, ...] = ()
-
-    def pci_device_id(self, product: str) -> str:
-        """The device id of one of ``products``; the model's first one if that is not known."""
-        if not self.pci_device_ids:
-            return UNKNOWN_DEVICE_ID
-        position = self.products.index(product) if product in self.products else 0
-        return self.pci_device_ids[min(position, len(self.pci_device_ids) - 1)]
 
 
 class _MigFile(Frozen):

@@ -276,7 +276,7 @@ class ApiCluster:
         try:
             return (await self._connection.call(LeaseJson, "GET", _lease(namespace, name))).value()
         except Absent:
-            return Lease(namespace, name)
+            return Lease(name, namespace=namespace)
 
     async def write_lease(self, lease: Lease) -> Lease:
         place = _lease(lease.namespace, lease.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from partage.edges.kube.port import (
@@ -45,6 +45,12 @@ class Meta(Frozen):
     annotations: Mapping[str, str] | None = None
     deletion_timestamp: str | None = None
     owner_references: tuple[OwnerReference, ...] | None = None
+
+    @property
+    def controller(self) -> OwnerReference:
+        """The owner that made it; empty: none did."""
+        owners = self.owner_references or ()
+        return next((owner for owner in owners if owner.controller), OwnerReference())
 
 
 class TaintJson(Frozen):
@@ -145,6 +151,10 @@ class Amounts(Frozen):
     limits: Mapping[str, str | int] | None = None
 
 
+AskedOf = Callable[[Amounts], Mapping[str, int]]
+"""What a container asks for, by its ``resources``."""
+
+
 class ContainerJson(Frozen):
     """A container."""
 
@@ -152,10 +162,10 @@ class ContainerJson(Frozen):
     resources: Amounts | None = None
     restart_policy: str | None = None
 
-    def value(self, *, init: bool) -> Container:
+    def value(self, asked: AskedOf, *, init: bool) -> Container:
         """init: it is one of initContainers."""
         kind: ContainerKind = "main" if not init else "sidecar" if self.restart_policy == "Always" else "init"
-        return Container(self.name, _extended((self.resources or Amounts()).requests), kind)
+        return Container(self.name, asked(self.resources or Amounts()), kind)
 
 
 class PodSpec(Frozen):
@@ -167,6 +177,13 @@ class PodSpec(Frozen):
     priority: int | None = None
     priority_class_name: str = ""
     node_name: str = ""
+
+    def values(self, asked: AskedOf) -> tuple[Container, ...]:
+        """The containers, in the kubelet's order."""
+        return (
+            *(container.value(asked, init=True) for container in self.init_containers or ()),
+            *(container.value(asked, init=False) for container in self.containers or ()),
+        )
 
 
 class PodStatusJson(Frozen):
@@ -185,25 +202,14 @@ class PodJson(Frozen):
 
     def value(self) -> ClusterPod:
         meta, spec, status = self.metadata, self.spec or PodSpec(), self.status or PodStatusJson()
-        containers = (
-            *(container.value(init=True) for container in spec.init_containers or ()),
-            *(container.value(init=False) for container in spec.containers or ()),
-        )
-        owner = next(
-            (
-                owner_reference
-                for owner_reference in meta.owner_references or ()
-                if owner_reference.controller
-            ),
-            OwnerReference(),
-        )
+        containers = spec.values(lambda asked: _extended(asked.requests))
         return ClusterPod(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
             phase=status.phase,
-            owner=owner.kind,
-            controller=owner.uid,
+            owner=meta.controller.kind,
+            controller=meta.controller.uid,
             ends=meta.deletion_timestamp is not None,
             priority=spec.priority or 0,
             priority_class=spec.priority_class_name,

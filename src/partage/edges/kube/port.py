@@ -43,17 +43,23 @@ class NodeCondition(Frozen):
     changed_at: str = ""
 
 
-class ClusterNode(Frozen):
-    """A Node as the API server has it. version: its resourceVersion, to compare only. address: inside the
-    cluster; empty if it is not known. gpu_count: its capacity of GPU_COUNT; empty: it has none. capacity,
-    allocatable: of extended resources (``domain/name``).
+class ClusterObject(Frozen):
+    """What objects of the API server have in common. version: the resourceVersion, to compare only. uid,
+    version: empty for one that does not exist yet, and where nobody asks for them.
     """
 
     name: str
-    uid: str
-    version: str
+    uid: str = ""
+    version: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class ClusterNode(ClusterObject):
+    """A Node as the API server has it. address: inside the cluster; empty if it is not known. gpu_count: its
+    capacity of GPU_COUNT; empty: it has none. capacity, allocatable: of extended resources (``domain/name``).
+    """
+
     taints: tuple[Taint, ...] = ()
     conditions: tuple[NodeCondition, ...] = ()
     unschedulable: bool = False
@@ -63,7 +69,7 @@ class ClusterNode(Frozen):
     allocatable: Mapping[str, int] = field(default_factory=dict)
 
 
-class ClusterPod(Frozen):
+class ClusterPod(ClusterObject, kw_only=True):
     """A pod of a node. requests: what the scheduler counts of it, of extended resources (``domain/name``).
     ends: it is being deleted. owner: kind of its controller, ``ReplicaSet``; empty: none. controller: UID of
     that. node: where it runs; empty: nowhere yet. started_at: when the kubelet took it, RFC 3339; empty: not
@@ -71,16 +77,12 @@ class ClusterPod(Frozen):
     """
 
     namespace: str
-    name: str
-    uid: str
     phase: str
     owner: str = ""
     controller: str = ""
     ends: bool = False
     priority: int = 0
     priority_class: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
     node: str = ""
     started_at: str = ""
@@ -109,20 +111,14 @@ class ClusterEvent(Frozen):
     type: EventType = "Normal"
 
 
-class Lease(Frozen):
-    """A Lease. holder: empty if nobody holds it. renewed_at: RFC 3339, empty if never. version: empty for one
-    that does not exist yet.
-    """
+class Lease(ClusterObject, kw_only=True):
+    """A Lease. holder: empty if nobody holds it. renewed_at: RFC 3339, empty if never."""
 
     namespace: str
-    name: str
     holder: str = ""
     duration_seconds: int = 0
     renewed_at: str = ""
     transitions: int = 0
-    version: str = ""
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class Eviction(StrEnum):

@@ -15,6 +15,7 @@ from msgspec import Raw, field
 
 from partage.edges.kube.connection import Connection, all_rows
 from partage.edges.kube.objects import Json, Meta, Page
+from partage.edges.kube.port import ClusterObject
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
 from partage.errors import Absent
 from partage.values import Frozen
@@ -24,12 +25,9 @@ _SLICES = f"{_API}/resourceslices"
 _APPLY = "application/apply-patch+yaml"
 
 
-class SliceObject(Frozen):
-    """A ResourceSlice as the API server has it. version: its resourceVersion, to compare only."""
+class SliceObject(ClusterObject, kw_only=True):
+    """A ResourceSlice as the API server has it."""
 
-    name: str
-    uid: str
-    version: str
     spec: Mapping[str, Any]
 
 
@@ -40,7 +38,7 @@ class _SliceJson(Frozen):
     def value(self) -> SliceObject:
         """As others know it."""
         meta = self.metadata
-        return SliceObject(meta.name, meta.uid, meta.resource_version, self.spec)
+        return SliceObject(meta.name, meta.uid, meta.resource_version, spec=self.spec)
 
 
 class _SliceList(Frozen):

@@ -14,10 +14,10 @@ from msgspec import Raw
 
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import PAGE, Connection
-from partage.edges.kube.objects import Amounts, Meta, OwnerReference, Page
+from partage.edges.kube.objects import Amounts, Meta, Page, PodSpec
 from partage.edges.kube.reading import NODES, PODS
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
-from partage.model.pod import Container, ContainerKind, Pod, ScheduledNode, ScheduledPod
+from partage.model.pod import Pod, ScheduledNode, ScheduledPod
 from partage.units import MIB, parse_quantity
 from partage.values import Frozen
 
@@ -51,11 +51,11 @@ class ScheduledNodeJson(Frozen):
         """As others know it."""
         amounts = _amounts((self.status or _NodeStatus()).allocatable)
         return ScheduledNode(
-            self.metadata.name,
-            amounts.pop("cpu", 0),
-            amounts.pop("memory", 0) // MIB,
-            amounts,
-            (self.metadata.labels or {}).get(_PRODUCT, ""),
+            cpu_milli=amounts.pop("cpu", 0),
+            memory_mib=amounts.pop("memory", 0) // MIB,
+            name=self.metadata.name,
+            devices=amounts,
+            product=(self.metadata.labels or {}).get(_PRODUCT, ""),
         )
 
 
@@ -64,27 +64,13 @@ class _NodeRows(Frozen):
     items: tuple[ScheduledNodeJson, ...] | None = None
 
 
-class _Container(Frozen):
-    resources: Amounts | None = None
-    restart_policy: str | None = None
-
-    def value(self, *, init: bool) -> Container:
-        kind: ContainerKind = "main" if not init else "sidecar" if self.restart_policy == "Always" else "init"
-        asked = self.resources or Amounts()
-        return Container("", _amounts({**(asked.limits or {}), **(asked.requests or {})}), kind)
-
-
 class _PodClaim(Frozen):
     name: str = ""
     resource_claim_name: str | None = None
 
 
-class _ScheduledSpec(Frozen):
-    containers: tuple[_Container, ...] | None = None
-    init_containers: tuple[_Container, ...] | None = None
-    overhead: Mapping[str, str | int] | None = None
+class _ScheduledSpec(PodSpec):
     resources: Amounts | None = None
-    node_name: str = ""
     resource_claims: tuple[_PodClaim, ...] | None = None
 
 
@@ -102,11 +88,8 @@ class ScheduledPodJson(Frozen):
     def value(self) -> ScheduledPod:
         """As others know it."""
         meta, spec, status = self.metadata, self.spec or _ScheduledSpec(), self.status or _PodStatus()
-        containers = (
-            *(container.value(init=True) for container in spec.init_containers or ()),
-            *(container.value(init=False) for container in spec.containers or ()),
-        )
         whole = _amounts((spec.resources or Amounts()).requests)
+        containers = spec.values(lambda asked: _amounts({**(asked.limits or {}), **(asked.requests or {})}))
         totals = Pod(meta.namespace, meta.name, containers, _amounts(spec.overhead), whole).totals
         made = {named.name: named.resource_claim_name for named in status.resource_claim_statuses or ()}
         # A template that makes no claim for this pod has a status without a name.
@@ -115,19 +98,16 @@ class ScheduledPodJson(Frozen):
             for claim in spec.resource_claims or ()
             if claim.resource_claim_name or claim.name not in made or made[claim.name]
         )
-        owner = next(
-            (reference for reference in meta.owner_references or () if reference.controller), OwnerReference()
-        )
         return ScheduledPod(
-            meta.namespace,
-            meta.name,
-            meta.uid,
-            spec.node_name,
-            totals.pop("cpu", 0),
-            ceil(totals.pop("memory", 0) / MIB),
-            tuple(sorted(totals.items())),
-            claims,
-            owner.kind,
+            cpu_milli=totals.pop("cpu", 0),
+            memory_mib=ceil(totals.pop("memory", 0) / MIB),
+            namespace=meta.namespace,
+            name=meta.name,
+            uid=meta.uid,
+            node=spec.node_name,
+            devices=tuple(sorted(totals.items())),
+            claims=claims,
+            owner=meta.controller.kind,
         )
 
 

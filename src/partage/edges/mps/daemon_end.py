@@ -126,7 +126,7 @@ async def _clean_up(access: DaemonAccess, daemon: FoundDaemon, remove: Callable[
         raise DaemonError(
             f"the files of the MPS daemon of {daemon.paths.device} are not removed: {left.doubt}"
         )
-    await kill_all(access.processes, left.servers, access.deadlines.answer_s)
+    await kill_all(access.processes, left.orphans, access.deadlines.answer_s)
     await unit_daemon.stop_unit(access.host, daemon.paths, access.deadlines.answer_s)
     # Before the directories: who is killed in between leaves a cgroup that nobody would know of.
     await asyncio.to_thread(access.host.remove_cgroup, daemon.paths)

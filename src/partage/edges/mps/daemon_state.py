@@ -48,7 +48,7 @@ class FoundDaemon(Frozen):
 
     record: None if there is no readable record. protocol: version of the interface that the daemon uses, 2
     if none runs. doubt: which processes work in its directory although none of them is known to be the
-    daemon, a sentence; none of them is ended. servers: that have lost their daemon. changed: as
+    daemon, a sentence; none of them is ended. orphans: servers that have lost their daemon. changed: as
     ``sockets.changed``. outdated, full: as in ``DaemonState``.
     """
 
@@ -57,7 +57,7 @@ class FoundDaemon(Frozen):
     identity: DaemonIdentity | None
     protocol: int = 2
     doubt: str = ""
-    servers: tuple[DaemonIdentity, ...] = ()
+    orphans: tuple[DaemonIdentity, ...] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
     outdated: bool = False
     full: str = ""
@@ -90,7 +90,7 @@ def find_daemon(
     if identity is None or not processes.lives(identity):
         found = processes.holders(paths, programs())
         if len(found.daemons) != 1:
-            return FoundDaemon(paths, record, None, doubt=_doubt(found), servers=found.servers, full=full)
+            return FoundDaemon(paths, record, None, doubt=_doubt(found), orphans=found.servers, full=full)
         identity = found.daemons[0]
     made = record.sockets if record and record.identity == identity else {}
     return FoundDaemon(
@@ -269,8 +269,8 @@ def left_servers(servers: Iterable[DaemonIdentity]) -> str:
 
 def _absent(daemon: FoundDaemon) -> DaemonState:
     limits = daemon.record.spec.limits if daemon.record else ClientLimits()
-    if daemon.servers:
-        return replace(_silent(daemon, left_servers(daemon.servers)), limits=limits)
+    if daemon.orphans:
+        return replace(_silent(daemon, left_servers(daemon.orphans)), limits=limits)
     known = DaemonState(daemon.gpu, daemon.paths.device, DaemonPhase.DEAD, limits=limits, full=daemon.full)
     identity = daemon.record.identity if daemon.record else None
     if identity is None and is_locked(daemon.paths.lock):

@@ -79,8 +79,8 @@ class MpsKeeper:
             daemon = await access.find(paths)
             if daemon.identity is not None:
                 await (force_quit(access, daemon) if force else quit_daemon(access, daemon, users))
-            elif daemon.servers and not force:
-                await refuse_users(device, daemon.servers, users)
+            elif daemon.orphans and not force:
+                await refuse_users(device, daemon.orphans, users)
             await remove_all(access, daemon)
 
     async def states(self) -> tuple[DaemonState, ...]:
@@ -164,11 +164,11 @@ async def _without_servers(access: DaemonAccess, paths: DaemonPaths) -> FoundDae
     async def have_ended() -> bool:
         nonlocal daemon
         daemon = await access.find(paths)
-        return not daemon.servers
+        return not daemon.orphans
 
-    if daemon.servers and not await wait_until(have_ended, access.deadlines.answer_s):
-        uses = tuple(f"MPS server (pid {server.pid})" for server in daemon.servers)
-        raise GpuInUse(f"{paths.device}: {left_servers(daemon.servers)}", uses=uses)
+    if daemon.orphans and not await wait_until(have_ended, access.deadlines.answer_s):
+        uses = tuple(f"MPS server (pid {server.pid})" for server in daemon.orphans)
+        raise GpuInUse(f"{paths.device}: {left_servers(daemon.orphans)}", uses=uses)
     return daemon
 
 

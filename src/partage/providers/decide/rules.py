@@ -14,7 +14,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.errors import Severity
-from partage.model.geometry import Geometry
+from partage.model.geometry import GpuModel
 from partage.model.policy import (
     AllDevices,
     Exclusive,
@@ -233,16 +233,6 @@ class LayoutTable(Frozen):
     wrong: Mapping[str, str] = field(default_factory=dict)
 
 
-class Model(Frozen):
-    """What is known of a group's GPU. geometry: None without MIG, or if its placements are not known; mig
-    tells them apart."""
-
-    id: str
-    memory_bytes: int
-    mig: bool
-    geometry: Geometry | None = None
-
-
 class Group(Frozen):
     """GPUs that are used in one way: a worker group, or an entry of a policy.
 
@@ -256,7 +246,7 @@ class Group(Frozen):
     sharing: Strategy = Strategy.EXCLUSIVE
     replicas: int | None = None
     mig: MigType = MigType.NONE
-    model: Model | None = None
+    model: GpuModel | None = None
     gpus: int | None = None
     layout: str | None = None
     profiles: tuple[str, ...] = ()
@@ -295,7 +285,7 @@ class RuleViolation(Frozen):
 _TYPES = {"none": MigType.NONE_WITH_OPERATOR, "single": MigType.SINGLE, "mixed": MigType.MIXED}
 
 
-def groups_of(policy: Policy, model_of: Callable[[str], Model | None]) -> list[Group]:
+def groups_of(policy: Policy, model_of: Callable[[str], GpuModel | None]) -> list[Group]:
     """The entries of a policy, as groups: one for each model that an entry names. What they select is not
     looked at beyond that, and whether it is all GPUs. model_of: a model by its name; None: not known.
     """

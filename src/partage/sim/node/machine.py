@@ -14,8 +14,8 @@ from itertools import combinations
 
 from msgspec import field
 
-from partage.edges.files.catalogue import GpuModel
 from partage.model.driver_limit import LimitSupport
+from partage.model.geometry import GpuModel
 from partage.model.gpu import (
     ADDRESSING_MODES,
     BRANDS,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from partage.edges.files.catalogue import GpuModel, load_catalogue, model_named
+from partage.edges.files.catalogue import load_catalogue, model_named
 from partage.errors import InputError, Unsatisfiable
+from partage.model.geometry import GpuModel
 from partage.model.gpu import Gpu
 from partage.sim.node.machine import MOST_GPUS, Machine, new_gpu, numa_node, simulated_inventory
 

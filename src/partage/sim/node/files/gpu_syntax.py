@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from partage.codec.fields import Field, Table
 from partage.codec.reader import number, word_of
-from partage.edges.files.catalogue import GpuModel, choose_one, load_catalogue
+from partage.edges.files.catalogue import choose_one, load_catalogue
+from partage.model.geometry import GpuModel
 from partage.model.gpu import (
     ADDRESSING_MODES,
     ARCHITECTURES,
