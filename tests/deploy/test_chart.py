@@ -17,7 +17,6 @@ import jsonschema
 import pytest
 import yaml
 
-from partage.admission.decide.conditions import makers_condition, match_condition
 from partage.admission.decide.settings import DialectSettings
 from partage.admission.verb import command as admission_command
 from partage.admission.verb import settings_of_options
@@ -29,6 +28,7 @@ from partage.model.node_labels import NodeTaint
 from partage.plan.cluster.rollout import RolloutSettings, settings_of
 from partage.plan.offer.policy_choice import Fallback
 from partage.scheduler.verb import command as scheduler_command
+from tests.admission.conditions import makers_condition, match_condition
 
 DRIVER = OWN_NAMES.driver
 

@@ -91,11 +91,11 @@ def pods_csv(lines: Iterable[TraceLine]) -> str:
         (
             (
                 line.name,
-                line.wants.cpu_milli,
-                line.wants.memory_mib,
-                line.wants.gpus,
-                line.wants.milli,
-                "|".join(sorted(line.wants.models)),
+                line.asks.cpu_milli,
+                line.asks.memory_mib,
+                line.asks.gpus,
+                line.asks.milli,
+                "|".join(sorted(line.asks.models)),
                 line.created_s,
                 line.bound_s,
                 line.ended_s,

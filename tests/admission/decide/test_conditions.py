@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.admission.decide import ack, hami, kai, nos_gke, volcano
-from partage.admission.decide.conditions import is_sent, match_condition, sent_names
 from partage.admission.decide.settings import DialectSettings
 from partage.admission.decide.translate import AdmissionTerms, translate
 from partage.admission.webhook import read_review, write_allowed
 from partage.codec.values import CodecError, encode
+from tests.admission.conditions import is_sent, match_condition, sent_names
 from tests.admission.pods import SIZES, container, pod
 
 SETTINGS = (

@@ -80,9 +80,7 @@ def test_what_belongs_to_a_node_is_taken_from_it() -> None:
         (56_000, 197_952),
         (64_000, 200_000),
     ]
-    assert [(one.node, one.wants.gpus, one.wants.models) for one in found.lines] == [
-        ("node-2", 0, frozenset())
-    ]
+    assert [(one.node, one.asks.gpus, one.asks.models) for one in found.lines] == [("node-2", 0, frozenset())]
     assert not found.left_out
 
 
@@ -120,15 +118,15 @@ TAINT = ("nvidia.com/gpu", "", "NoSchedule")
 )
 def test_models_that_a_pod_may_have(rules: NodeRules, models: tuple[str, ...], by_labels: int) -> None:
     found = recorded(a_pod("p", rules=rules))
-    assert found.lines[0].wants.models == {*models}
+    assert found.lines[0].asks.models == {*models}
     assert sum("choosing nodes by more" in note for note in found.notes) == by_labels
 
 
 def test_a_taint_keeps_a_model_from_who_does_not_tolerate_it() -> None:
     nodes = node("big-a", taints=(TAINT,)), node("small-c", L4, 1, 24)
-    assert line(a_pod("p"), nodes=nodes).wants.models == {L4}
+    assert line(a_pod("p"), nodes=nodes).asks.models == {L4}
     tolerant = NodeRules(tolerations=(Toleration("nvidia.com/gpu", "Exists"),))
-    assert line(a_pod("p", rules=tolerant), nodes=nodes).wants.models == frozenset()
+    assert line(a_pod("p", rules=tolerant), nodes=nodes).asks.models == frozenset()
 
 
 def of_hami(memory_mib: int, **annotations: str) -> Any:
@@ -139,15 +137,15 @@ def of_hami(memory_mib: int, **annotations: str) -> Any:
 
 def test_an_amount_of_memory_is_a_part_of_the_gpus_where_it_is() -> None:
     here = recorded(a_pod("p", "small-c", (), need=of_hami(6 * 1024)))
-    assert (here.lines[0].wants.milli, here.lines[0].wants.models) == (250, frozenset({L4}))
+    assert (here.lines[0].asks.milli, here.lines[0].asks.models) == (250, frozenset({L4}))
     assert sum("another part of other GPUs" in note for note in here.notes) == 1
     # One that waits is counted by the first node that would do.
     large = line(a_pod("p", need=of_hami(40 * 1024)))
-    assert (large.wants.milli, large.wants.models) == (500, frozenset({A100}))
+    assert (large.asks.milli, large.asks.models) == (500, frozenset({A100}))
     alike = line(a_pod("p", need=of_hami(40 * 1024)), nodes=NODES[:2])
-    assert (alike.wants.milli, alike.wants.models) == (500, frozenset())
+    assert (alike.asks.milli, alike.asks.models) == (500, frozenset())
     only = line(a_pod("p", need=of_hami(1024, **{"nvidia.com/use-gputype": "L4"})))
-    assert (only.wants.milli, only.wants.models) == (41, frozenset({L4}))
+    assert (only.asks.milli, only.asks.models) == (41, frozenset({L4}))
 
 
 def test_a_pod_that_has_ended_has_its_times_in_order() -> None:
@@ -204,13 +202,13 @@ def test_the_readers_read_what_was_recorded(tmp_path_factory: Any, pods: list[Po
         wants = trace.wants
         assert (trace.name, trace.node, trace.created_s) == (one.name, one.node, one.created_s)
         assert (wants.cpu_milli, wants.memory_bytes, wants.gpus) == (
-            one.wants.cpu_milli,
-            one.wants.memory_mib * MIB,
-            one.wants.gpus,
+            one.asks.cpu_milli,
+            one.asks.memory_mib * MIB,
+            one.asks.gpus,
         )
         assert (wants.gpu_milli, wants.models) == (
-            one.wants.milli,
-            frozenset(model.lower() for model in one.wants.models),
+            one.asks.milli,
+            frozenset(model.lower() for model in one.asks.models),
         )
         assert (trace.lasts_s is None) == (one.ended_s is None)
     by_number = [replace(one, name="") for one in recorded(*reversed(pods), keep_names=keep).lines]

@@ -121,7 +121,7 @@ as met. Empty where helm asks no cluster (helm template). */}}
 {{- end }}
 {{- end }}
 
-{{- /* Which pods are sent to the webhook: those with a name of another system. The same expression as partage.admission.decide.conditions
+{{- /* Which pods are sent to the webhook: those with a name of another system. The same expression as tests/admission/conditions.py
 makes, which the tests compare. nvidia.com/gpu alone is no such name. */}}
 {{- define "partage.sentPods" -}}
 {{- $hami := .Values.admission.hami }}

@@ -38,17 +38,10 @@ class Room(Struct):
 
     def take(self, pod: PodType, gpus: GpuIndexes) -> None:
         """The pod is here."""
-        self._add(pod, gpus, -1)
-
-    def give_back(self, pod: PodType, gpus: GpuIndexes) -> None:
-        """The pod has ended."""
-        self._add(pod, gpus, 1)
-
-    def _add(self, pod: PodType, gpus: GpuIndexes, sign: int) -> None:
-        self.cpu_milli += sign * pod.cpu_milli
-        self.memory_mib += sign * pod.memory_mib
+        self.cpu_milli -= pod.cpu_milli
+        self.memory_mib -= pod.memory_mib
         for index in gpus:
-            self.left[index] += sign * pod.milli
+            self.left[index] -= pod.milli
 
 
 class NodeScores(Protocol):

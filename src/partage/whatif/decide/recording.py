@@ -72,7 +72,7 @@ class TraceLine(Frozen):
     """
 
     name: str
-    wants: PodType
+    asks: PodType
     created_s: int
     bound_s: int | None
     ended_s: int | None
