@@ -1,5 +1,6 @@
-"""Which pods are sent to the webhook: those with a name of these systems. As the expression
-for the API server (``matchConditions``, CEL) that the chart has to have, and as a function, to compare with what is translated.
+"""Which pods are sent to the webhook: those with a name of these systems. As the expression for the API
+server (``matchConditions``, CEL) that the chart has to have, and as a function, to compare with what is
+translated.
 
 ``nvidia.com/gpu`` alone is no such name, but beside a scheduler of theirs it is. What is sent and was not
 meant is left as it is; what is not sent and was meant would stay Pending.

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from partage.scheduler.decide.board import NO, ExtenderPolicy
+from partage.plan.placement.room import NO
+from partage.scheduler.decide.board import ExtenderPolicy
 from partage.units import GIB
 from tests.scheduler.feeding import Fed
 from tests.scheduler.objects import DRIVER, MEMORY, claim, device, node, pod, slices

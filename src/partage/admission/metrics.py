@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-
-from partage.serve_http.metrics.exposition import Durations, Family, label_text
+from partage.serve_http.metrics.durations import AnswerCounts
+from partage.serve_http.metrics.exposition import Family, label_text
 from partage.values import Frozen
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -29,32 +27,23 @@ class AdmissionCounts:
     """Answers since the start."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._results: Counter[tuple[str, str]] = Counter()
-        self._seconds = Durations(BUCKETS_S)
+        self._answers = AnswerCounts(("dialect", "result"), BUCKETS_S)
 
     def ended(self, dialect: str, result: str, seconds: float) -> None:
         """One answer. dialect: as a refusal names it, also of several systems at once."""
         known = dialect if dialect in DIALECTS else "several"
-        with self._lock:
-            self._results[known, result] += 1
-        self._seconds.ended(seconds)
+        self._answers.ended(seconds, known, result)
 
     def families(self, now: AdmissionNow) -> list[Family]:
         """All metrics of the webhook."""
-        with self._lock:
-            results = [
-                (label_text([("dialect", dialect), ("result", result)]), float(count))
-                for (dialect, result), count in self._results.items()
-            ]
         templates = [
             (label_text([("what", what)]), float(count))
             for what, count in (("made", now.made), ("swept", now.swept))
         ]
         ends = [] if now.certificate_ends_s is None else [("", now.certificate_ends_s)]
         made: dict[str, list[tuple[str, float]]] = {
-            "partage_admission_requests": results,
-            "partage_admission_seconds": self._seconds.rows(),
+            "partage_admission_requests": self._answers.rows(),
+            "partage_admission_seconds": self._answers.seconds.rows(),
             "partage_admission_templates": templates,
             "partage_admission_leader": [("", now.leads)],
             "partage_admission_following": [("", now.following)],

@@ -7,7 +7,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,8 @@ from partage.edges.kube.election import Election
 from partage.edges.kube.resources import OwnerJson
 from partage.edges.kube.webhooks import WebhookObjects
 from partage.errors import Absent, ClusterError, Conflict
-from partage.serve_http.http import Answer, Page, PageRequest, json_answer
+from partage.serve_http.http import Answer, Page, PageRequest, alive_answer, ready_answer
+from partage.serve_http.metrics.durations import metrics_page
 from partage.serve_http.metrics.exposition import Family, metrics_page
 from partage.values import Frozen
 
@@ -204,14 +204,10 @@ class AdmissionService:
         return self.webhook.counts.families(now)
 
     def _health(self, _: PageRequest) -> Answer:
-        waits = self.waits_for
-        status = HTTPStatus.SERVICE_UNAVAILABLE if waits else HTTPStatus.OK
-        return json_answer({"ready": not waits, "waitsFor": waits}, status)
+        return ready_answer(self.waits_for)
 
     def _life(self, _: PageRequest) -> Answer:
-        alive = self._clock() - self._beat_s < _STALLED_S
-        status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
-        return json_answer({"alive": alive}, status)
+        return alive_answer(alive=self._clock() - self._beat_s < _STALLED_S)
 
 
 _BEAT_S, _STALLED_S = 5.0, 60.0

@@ -20,11 +20,10 @@ from partage.codec.values import CodecError
 from partage.edges.kube.scheduling import KINDS
 from partage.plan.placement.baselines import BestFit, EmptiestFirst
 from partage.plan.placement.mix import Mix
-from partage.plan.placement.room import NodeScores
+from partage.plan.placement.room import NO, NodeScores
 from partage.plan.placement.ssp import PUBLISHED, Ssp
 from partage.scheduler.decide.asks import AskReader
 from partage.scheduler.decide.board import (
-    NO,
     ExtenderPolicy,
     Judge,
     ScoreBoard,
@@ -117,11 +116,11 @@ class Extender:
         try:
             asked = read_arguments(request.body)
         except CodecError as error:
-            self.counts.ended("refused", time.perf_counter() - began)
+            self.counts.ended(time.perf_counter() - began, "refused")
             return json_answer({"error": f"these are no ExtenderArgs: {error}"}, HTTPStatus.BAD_REQUEST)
         ranks, result = self._ranks(asked)
         answer = write_priorities(asked.nodes, ranks)
-        self.counts.ended(result, time.perf_counter() - began)
+        self.counts.ended(time.perf_counter() - began, result)
         return HTTPStatus.OK, "application/json; charset=utf-8", answer
 
     def _ranks(self, asked: PrioritizeRequest) -> tuple[list[int], str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-
-from partage.serve_http.metrics.exposition import Durations, Family, label_text
+from partage.serve_http.metrics.durations import AnswerCounts
+from partage.serve_http.metrics.exposition import Family
 from partage.values import Frozen
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -23,31 +21,19 @@ class MixState(Frozen):
     types: int = 0
 
 
-class ExtenderCounts:
+class ExtenderCounts(AnswerCounts):
     """Answers since the start, by result: ``scored``; ``equal``, all nodes alike; ``refused``, no
     ExtenderArgs.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
-        self._seconds = Durations(BUCKETS_S)
-
-    def ended(self, result: str, seconds: float) -> None:
-        """One answer."""
-        with self._lock:
-            self._results[result] += 1
-        self._seconds.ended(seconds)
+        super().__init__(("result",), BUCKETS_S, [(result,) for result in RESULTS])
 
     def families(self, mix: MixState, now_s: float, nodes: int, *, trouble: bool) -> list[Family]:
         """All metrics of the extender."""
-        with self._lock:
-            results = [
-                (label_text([("result", name)]), float(count)) for name, count in self._results.items()
-            ]
         made: dict[str, list[tuple[str, float]]] = {
-            "partage_extender_seconds": self._seconds.rows(),
-            "partage_extender_requests": results,
+            "partage_extender_seconds": self.seconds.rows(),
+            "partage_extender_requests": self.rows(),
             "partage_extender_mix_version": [("", mix.version)],
             "partage_extender_mix_age_seconds": [("", now_s - mix.made_s)] if mix.version else [],
             "partage_extender_mix_pods": [("", mix.pods)],

@@ -16,7 +16,7 @@ from partage.codec.values import CodecError, decode
 from partage.edges.kube.objects import Meta
 from partage.edges.kube.scheduling import ScheduledPodJson
 from partage.model.pod import ScheduledPod
-from partage.scheduler.decide.board import NO
+from partage.plan.placement.room import NO
 from partage.values import Frozen
 
 MOST_NODES = 20_000

@@ -8,13 +8,13 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.scheduling import follow_scheduling
 from partage.scheduler.extender import Extender
-from partage.serve_http.http import Answer, Page, PageRequest, json_answer
+from partage.serve_http.http import Answer, Page, PageRequest, alive_answer, ready_answer
+from partage.serve_http.metrics.durations import metrics_page
 from partage.serve_http.metrics.exposition import metrics_page
 
 PRIORITIZE = "/prioritize"
@@ -66,14 +66,10 @@ class ExtenderService:
 
     def _health(self, _: PageRequest) -> Answer:
         """Whether answers are more than all nodes alike."""
-        waits = self.extender.waits_for
-        status = HTTPStatus.SERVICE_UNAVAILABLE if waits else HTTPStatus.OK
-        return json_answer({"ready": not waits, "waitsFor": waits}, status)
+        return ready_answer(self.extender.waits_for)
 
     def _life(self, _: PageRequest) -> Answer:
-        alive = self._clock() - self._turned_s < _STALLED_S
-        status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
-        return json_answer({"alive": alive}, status)
+        return alive_answer(alive=self._clock() - self._turned_s < _STALLED_S)
 
 
 _TURN_S = 0.25

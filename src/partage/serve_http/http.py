@@ -88,6 +88,17 @@ def json_answer(document: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
     return status, "application/json; charset=utf-8", encode_replacing(document) + b"\n"
 
 
+def ready_answer(waits_for: Sequence[str]) -> Answer:
+    """Whether a service can answer. waits_for: why not yet, sentences."""
+    status = HTTPStatus.SERVICE_UNAVAILABLE if waits_for else HTTPStatus.OK
+    return json_answer({"ready": not waits_for, "waitsFor": waits_for}, status)
+
+
+def alive_answer(*, alive: bool) -> Answer:
+    """Whether a service turns."""
+    return json_answer({"alive": alive}, HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 class _BoundServer(socketserver.ThreadingTCPServer):
     """Takes over a socket that is already bound, so that a bad address is known before anything starts."""
 

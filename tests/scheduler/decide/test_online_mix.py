@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.plan.placement.mix import PodType, mix_of
+from partage.plan.placement.room import NO
 from partage.scheduler.decide.asks import KindAmount, PodAsk
-from partage.scheduler.decide.board import NO
 from partage.scheduler.decide.online_mix import FLOOR, MixWindow
 from partage.scheduler.protocol import BEST, ranked
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from msgspec.structs import replace
+
 from partage.plan.placement.baselines import Fgd
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType
-from partage.plan.placement.room import NodeScores, Room
+from partage.plan.placement.room import NO, KnownScores, NodeScores, Room, ScoredRoom
 from partage.plan.placement.ssp import PUBLISHED, Ssp, SspWay, waste_tables
 
 MOST_NODES = 1_500
@@ -64,13 +66,11 @@ def _worth(given: Sequence[Sequence[float]], of_fgd: Sequence[Sequence[float]]) 
 def sampled(rooms: Sequence[Room]) -> list[Room]:
     """Nodes without pods, of each kind as many as its part, in an order that does not depend on theirs."""
     empty = [
-        Room(
-            room.model,
-            room.most_cpu_milli,
-            room.most_memory_mib,
-            [WHOLE_MILLI] * len(room.left),
-            room.most_cpu_milli,
-            room.most_memory_mib,
+        replace(
+            room,
+            cpu_milli=room.most_cpu_milli,
+            memory_mib=room.most_memory_mib,
+            left=[WHOLE_MILLI] * len(room.left),
         )
         for room in rooms
     ]
@@ -102,31 +102,19 @@ def drawn_pods(mix: Mix, nodes: Sequence[Room], seed: int) -> list[PodType]:
 
 def replay(scores: NodeScores, nodes: Sequence[Room], pods: Sequence[PodType]) -> list[float]:
     """Percent of the GPUs that pods have when they have asked for so much as ``LOADS`` says."""
-    live = [
-        Room(one.model, one.cpu_milli, one.memory_mib, [*one.left], one.most_cpu_milli, one.most_memory_mib)
-        for one in nodes
-    ]
-    total = sum(sum(room.left) for room in live)
-    known: dict[PodType, list[float]] = {}
-    seen: dict[PodType, int] = {}
-    changes: list[int] = []
+    total = sum(sum(room.left) for room in nodes)
+    live = [ScoredRoom(room, scores) for room in nodes]
+    known = KnownScores(live)
     found: list[float] = []
     asked = given = 0
     for pod in pods:
-        stale = changes[seen[pod] :] if pod in seen else range(len(live))
-        row = known.setdefault(pod, [_NO] * len(live))
-        for place in set(stale):
-            row[place] = scores.best(pod, live[place])[0] if live[place].fits(pod) else _NO
-        seen[pod] = len(changes)
-        if (best := max(row)) != _NO:
+        row = known.of(pod)
+        if (best := max(row)) != NO:
             place = row.index(best)
-            live[place].take(pod, scores.best(pod, live[place])[1])
-            changes.append(place)
+            live[place].take(pod)
+            known.changed(place)
             given += pod.demand
         asked += pod.demand
         while len(found) < len(LOADS) and asked >= LOADS[len(found)] * total:
             found.append(100 * given / total)
     return found
-
-
-_NO = float("-inf")

@@ -1,16 +1,19 @@
-"""What is left of a node, and where on it a pod can go."""
+"""What is left of a node, where on it a pod can go, and the scores of nodes, remembered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from partage.plan.placement.mix import WHOLE_MILLI, PodType
 
 GpuIndexes = tuple[int, ...]
 """GPUs of a node, by their place in ``Room.left``; () for a pod without GPUs."""
+NO = float("-inf")
+"""The score of a node where a pod does not fit, or that is not known."""
 
 
 class Room(Struct):
@@ -80,3 +83,71 @@ def without(pod: PodType, left: Sequence[int], gpus: GpuIndexes) -> tuple[int, .
     for index in gpus:
         after[index] -= pod.milli
     return tuple(after)
+
+
+class ScoredRoom:
+    """A node whose room becomes less, and how good it is for pods. room: of now; it is not changed."""
+
+    def __init__(self, room: Room, scores: NodeScores) -> None:
+        self._room, self._scores = replace(room, left=[*room.left]), scores
+
+    def fits(self, pod: PodType) -> bool:
+        """Whether the pod can go here."""
+        return self._room.fits(pod)
+
+    def score(self, pod: PodType) -> float:
+        """Of a pod that fits: higher is better."""
+        return self._scores.best(pod, self._room)[0]
+
+    def take(self, pod: PodType) -> None:
+        """The pod is here, on the best GPUs."""
+        self._room.take(pod, self._scores.best(pod, self._room)[1])
+
+
+Pod_contra = TypeVar("Pod_contra", bound=Hashable, contravariant=True)
+PodKind = TypeVar("PodKind", bound=Hashable)
+
+
+class ScoredNode(Protocol[Pod_contra]):
+    """As ``ScoredRoom``, of pods of any kind."""
+
+    def fits(self, pod: Pod_contra, /) -> bool:
+        """Whether such a pod can go there."""
+
+    def score(self, pod: Pod_contra, /) -> float:
+        """Higher is better."""
+
+
+class _Row:
+    """scores: of each node. seen: how many changes they know."""
+
+    def __init__(self, nodes: int) -> None:
+        self.scores = [NO] * nodes
+        self.seen: int | None = None
+
+
+class KnownScores(Generic[PodKind]):
+    """The score of every node for every pod; only what changed is counted again."""
+
+    def __init__(self, nodes: Sequence[ScoredNode[PodKind]]) -> None:
+        self._nodes = nodes
+        self._changes: list[int] = []
+        self._rows: dict[PodKind, _Row] = {}
+
+    def changed(self, place: int) -> None:
+        """Something on this node is not as it was."""
+        self._changes.append(place)
+
+    def of(self, pod: PodKind) -> list[float]:
+        """By the place of the node, NO where the pod does not fit. It belongs to this object."""
+        row = self._rows.get(pod)
+        if row is None:
+            row = self._rows[pod] = _Row(len(self._nodes))
+        stale: set[int] | range = range(len(self._nodes))
+        if row.seen is not None and len(self._changes) - row.seen < len(self._nodes):
+            stale = set(self._changes[row.seen :])
+        for place in stale:
+            node = self._nodes[place]
+            row.scores[place] = node.score(pod) if node.fits(pod) else NO
+        row.seen = len(self._changes)
+        return row.scores

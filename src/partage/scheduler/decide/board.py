@@ -8,12 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 from partage.plan.placement.mix import PodType
-from partage.plan.placement.room import NodeScores
+from partage.plan.placement.room import NO, NodeScores
 from partage.scheduler.decide.asks import AskReader, KindAmount, PodAsk
 from partage.scheduler.decide.kinds import NO_GPU, KindRoom
 
-NO = float("-inf")
-"""The score of a node that is not known, or where the pod does not fit as far as is known."""
 MOST_ASKS = 512
 _STEP = 32
 

@@ -14,7 +14,7 @@ from random import Random
 from partage.plan.placement.baselines import BestFit, Fgd
 from partage.plan.placement.mix import PodType, mix_of
 from partage.plan.placement.replay import tuned_scores
-from partage.plan.placement.room import GpuIndexes, NodeScores, Room, first_fit
+from partage.plan.placement.room import GpuIndexes, NodeScores, Room, ScoredRoom, first_fit
 from partage.plan.placement.ssp import Ssp
 from partage.values import Frozen
 from partage.whatif.decide.kube_scheduler import (
@@ -112,7 +112,6 @@ def place_all(
         raise ValueError("no pod asks for a GPU, or no node has one")
     order, nodes_order = arrivals(pods, len(rooms), total * load // 100, seed)
     scores = _scores(policy, pods, rooms, supply)
-    numbers: dict[PodType, _Class] = {}
     nodes = [_Node(rooms[number], scores) for number in nodes_order]
     scheduler = KubeScheduler(nodes, None if policy.by_kube_scheduler else len(nodes))
     if draw is None:
@@ -127,7 +126,7 @@ def place_all(
         if done % PROGRESS_EVERY == 0:
             on_progress(done, len(order))
         pod = pods[number]
-        best = scheduler.best(numbers.setdefault(pod, _Class(len(numbers), pod)))
+        best = scheduler.best(pod)
         if policy is PlacementPolicy.SSP and len(best) > 1:
             best = _best_by_stock(best, nodes, pod)
         if best:
@@ -197,7 +196,7 @@ def _begin(
     here = []
     for number in mine:
         node = nodes[today[number]]
-        if node.fits_pod(pods[number]):
+        if node.fits(pods[number]):
             node.take_tightly(pods[number])
             here.append(number)
     taken = {*here}
@@ -243,35 +242,8 @@ class _Stock:
 _STOCK = _Stock()
 
 
-class _Class(Frozen):
-    """Pods that ask for the same."""
-
-    number: int
-    pod: PodType
-
-
-class _Node:
+class _Node(ScoredRoom):
     """One node, as the scheduler asks it."""
-
-    def __init__(self, room: Room, scores: NodeScores) -> None:
-        self._room = Room(
-            room.model,
-            room.cpu_milli,
-            room.memory_mib,
-            [*room.left],
-            room.most_cpu_milli,
-            room.most_memory_mib,
-        )
-        self._scores = scores
-
-    def fits(self, kind: _Class) -> bool:
-        return self.fits_pod(kind.pod)
-
-    def fits_pod(self, pod: PodType) -> bool:
-        return self._room.fits(pod)
-
-    def score(self, kind: _Class) -> float:
-        return self._scores.best(kind.pod, self._room)[0]
 
     def own_score(self, pod: PodType) -> float:
         return _STOCK.best(pod, self._room)[0]
@@ -281,6 +253,3 @@ class _Node:
         left = self._room.left
         enough = sorted((left[index], index) for index in range(len(left)) if left[index] >= pod.milli)
         self._room.take(pod, tuple(index for _, index in enough[: pod.gpus]))
-
-    def take(self, pod: PodType) -> None:
-        self._room.take(pod, self._scores.best(pod, self._room)[1])
