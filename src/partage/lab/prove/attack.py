@@ -7,9 +7,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from partage.lab.place import TenantMode
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried, weaker
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import Allocated, AttackNeed, CannotTry, ExperimentStage, allocate_in_pieces
+from partage.lab.prove.stage import (
+    UNCHANGED,
+    Allocated,
+    AttackNeed,
+    CannotTry,
+    ExperimentStage,
+    VariableChanges,
+    allocate_in_pieces,
+)
 from partage.lab.tenant import OK, OUT_OF_MEMORY, NotConnected, TenantProcess, beyond_bytes, has_room
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
@@ -96,6 +105,21 @@ def at_most_of_device(amount_bytes: int, device_bytes: int) -> int:
             "the share is so large a part of the device that its limit cannot be told from the device's own"
         )
     return amount_bytes
+
+
+async def allocate_beyond(
+    stage: ExperimentStage,
+    limit_bytes: int,
+    changes: VariableChanges = UNCHANGED,
+    *,
+    mode: TenantMode | None = None,
+    through: tuple[str, ...] = (),
+    piece: int | None = None,
+) -> Allocated:
+    """What a tenant gets that takes pieces up to five quarters of a limit. Raises as ``above_limit``."""
+    most = above_limit(limit_bytes, stage.share.device_bytes)
+    tenant = await stage.tenant(changes, mode=mode, through=through)
+    return await allocate_in_pieces(tenant, limit_bytes, most, piece=piece)
 
 
 async def allocate_beside(

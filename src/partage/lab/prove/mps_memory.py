@@ -8,6 +8,7 @@ from partage.lab.place import MEMORY_VARIABLE
 from partage.lab.prove.attack import (
     above_limit,
     allocate_beside,
+    allocate_beyond,
     allocated_words,
     allocation_outcome,
     attack,
@@ -115,8 +116,7 @@ async def _unseen(stage: ExperimentStage) -> AttackOutcome:
 async def _dropped(stage: ExperimentStage) -> AttackOutcome:
     """Without the variable, the daemon's own limit is left, which is that of the largest share."""
     share, limit = stage.share, stage.share.largest_bytes
-    most = above_limit(limit, share.device_bytes)
-    got = await allocate_in_pieces(await stage.tenant({MEMORY_VARIABLE: None}), limit, most)
+    got = await allocate_beyond(stage, limit, {MEMORY_VARIABLE: None})
     if not was_limited(got, limit):
         return allocation_outcome(got, limit, "the daemon's limit")
     if got.bytes <= share.bytes:
@@ -127,8 +127,7 @@ async def _dropped(stage: ExperimentStage) -> AttackOutcome:
 async def _with_variable(stage: ExperimentStage, value: str) -> AttackOutcome:
     """What a tenant got that sets its limit itself, compared with the daemon's limit."""
     share = stage.share
-    most = above_limit(share.bytes, share.device_bytes)
-    got = await allocate_in_pieces(await stage.tenant({MEMORY_VARIABLE: value}), share.bytes, most)
+    got = await allocate_beyond(stage, share.bytes, {MEMORY_VARIABLE: value})
     if was_limited(got, share.bytes):
         return kept(f"{allocated_words(got)}: {_which_held(share, got)}")
     if got.bytes <= share.bytes:

@@ -4,11 +4,15 @@ cgroup holds it, whatever it does itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from partage.lab.place import MEMORY_VARIABLE, TenantMode
 from partage.lab.prove.attack import (
+    Act,
+    Attack,
     above_limit,
+    allocate_beyond,
     allocated_words,
     allocation_outcome,
     attack,
@@ -43,15 +47,6 @@ def _unlimited(share: PromisedShare) -> bool:
     return _is_sliced(share) and not share.guarded_by_framework and not share.offering.limited
 
 
-async def _filled(
-    stage: ExperimentStage, mode: TenantMode | None, changes: VariableChanges = UNCHANGED
-) -> Allocated:
-    """What a tenant gets that wants more than its share."""
-    share = stage.share
-    most = above_limit(share.bytes, share.device_bytes)
-    return await allocate_in_pieces(await stage.tenant(changes, mode=mode), share.bytes, most)
-
-
 @attack(
     "slicing-over-share", "time-slicing", Guarantee.NONE, AttackNeed.GPU,
     promised="Nothing limits a tenant's memory.",
@@ -59,7 +54,7 @@ async def _filled(
     on=_unlimited,
 )  # fmt: skip
 async def _unheld(stage: ExperimentStage) -> AttackOutcome:
-    return _without_limit(stage, await _filled(stage, None))
+    return _without_limit(stage, await allocate_beyond(stage, stage.share.bytes))
 
 
 @attack(
@@ -69,7 +64,7 @@ async def _unheld(stage: ExperimentStage) -> AttackOutcome:
     on=lambda share: share.guarded_by_framework,
 )  # fmt: skip
 async def _capped(stage: ExperimentStage) -> AttackOutcome:
-    got = await _filled(stage, TenantMode.WITH_GUARD)
+    got = await allocate_beyond(stage, stage.share.bytes, mode=TenantMode.WITH_GUARD)
     return allocation_outcome(got, stage.share.bytes, "the share")
 
 
@@ -80,7 +75,8 @@ async def _capped(stage: ExperimentStage) -> AttackOutcome:
     on=lambda share: share.guarded_by_framework,
 )  # fmt: skip
 async def _off(stage: ExperimentStage) -> AttackOutcome:
-    got = await _filled(stage, TenantMode.WITH_GUARD, {"PARTAGE_GUARD": "off"})
+    off = {"PARTAGE_GUARD": "off"}
+    got = await allocate_beyond(stage, stage.share.bytes, off, mode=TenantMode.WITH_GUARD)
     return _without_limit(stage, got)
 
 
@@ -104,25 +100,32 @@ _LEFT = (
 _HELD = "What is in the cgroup gets out of memory beyond its limit, "
 
 
-def _limited(share: PromisedShare) -> bool:
-    return share.offering.limited
+def _on_limit(
+    name: str, *needs: AttackNeed, promised: str, tried: str, guarantee: Guarantee = Guarantee.HARD
+) -> Callable[[Act], Attack]:
+    """An attack on a share that the driver limits."""
+    return attack(
+        name, "time-slicing, memory: hard", guarantee, *needs,
+        promised=promised, tried=tried, on=lambda share: share.offering.limited,
+    )  # fmt: skip
 
 
 async def _beyond(
-    stage: ExperimentStage, changes: VariableChanges = UNCHANGED, through: tuple[str, ...] = ()
+    stage: ExperimentStage,
+    changes: VariableChanges = UNCHANGED,
+    through: tuple[str, ...] = (),
+    piece: int | None = None,
 ) -> AttackOutcome:
     """The outcome for a tenant that takes pieces up to five quarters of its share."""
-    share = stage.share
-    most = above_limit(share.bytes, share.device_bytes)
-    got = await allocate_in_pieces(await stage.tenant(changes, through=through), share.bytes, most)
-    return allocation_outcome(got, share.bytes, "the limit")
+    limit = stage.share.bytes
+    got = await allocate_beyond(stage, limit, changes, through=through, piece=piece)
+    return allocation_outcome(got, limit, "the limit")
 
 
-@attack(
-    "limit-at-once", "time-slicing, memory: hard", Guarantee.HARD,
+@_on_limit(
+    "limit-at-once",
     promised=f"{_HELD}also at once, and its neighbour works on.",
     tried="A tenant allocates five quarters of its share in one piece, beside one that works.",
-    on=_limited,
 )  # fmt: skip
 async def _at_once(stage: ExperimentStage) -> AttackOutcome:
     share, neighbour = stage.share, await stage.tenant()
@@ -134,24 +137,19 @@ async def _at_once(stage: ExperimentStage) -> AttackOutcome:
     return allocation_outcome(Allocated(most if answer == OK else 0, answer), share.bytes, "the limit")
 
 
-@attack(
-    "limit-in-steps", "time-slicing, memory: hard", Guarantee.HARD,
+@_on_limit(
+    "limit-in-steps",
     promised=f"{_HELD}also in the driver's own steps.",
     tried="A tenant allocates 256 MiB again and again, up to five quarters of its share.",
-    on=_limited,
 )  # fmt: skip
 async def _in_steps(stage: ExperimentStage) -> AttackOutcome:
-    share = stage.share
-    most = above_limit(share.bytes, share.device_bytes)
-    got = await allocate_in_pieces(await stage.tenant(), share.bytes, most, piece=STEP_BYTES)
-    return allocation_outcome(got, share.bytes, "the limit")
+    return await _beyond(stage, piece=STEP_BYTES)
 
 
-@attack(
-    "limit-second-process", "time-slicing, memory: hard", Guarantee.HARD,
+@_on_limit(
+    "limit-second-process",
     promised=f"{_HELD}all its processes together.",
     tried="A tenant allocates half of its share, and a second process in pieces up to five quarters.",
-    on=_limited,
 )  # fmt: skip
 async def _second(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
@@ -163,42 +161,38 @@ async def _second(stage: ExperimentStage) -> AttackOutcome:
     return allocation_outcome(together, share.bytes, "the limit")
 
 
-@attack(
-    "limit-fork", "time-slicing, memory: hard", Guarantee.HARD,
+@_on_limit(
+    "limit-fork",
     promised=f"{_HELD}also a process that another one in it has started.",
     tried="The same by a child of the process that the cgroup was given.",
-    on=_limited,
 )  # fmt: skip
 async def _fork(stage: ExperimentStage) -> AttackOutcome:
     return await _beyond(stage, through=_FORKED)
 
 
-@attack(
-    "limit-child-cgroup", "time-slicing, memory: hard", Guarantee.HARD,
+@_on_limit(
+    "limit-child-cgroup",
     promised=f"{_HELD}also in a cgroup below it that has no limit.",
     tried="A tenant makes a cgroup in its own and goes there.",
-    on=_limited,
 )  # fmt: skip
 async def _child(stage: ExperimentStage) -> AttackOutcome:
     return await _beyond(stage, through=("/bin/sh", "-c", _CHILD, str(stage.cgroup / INSIDE)))
 
 
-@attack(
-    "limit-leave-cgroup", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.ROOT,
+@_on_limit(
+    "limit-leave-cgroup", AttackNeed.ROOT,
     promised="Whoever is not root on the node cannot leave the cgroup.",
     tried=f"User {_NOBODY} writes itself into the cgroup above; a tenant goes where it got, and allocates.",
-    on=_limited,
 )  # fmt: skip
 async def _leave(stage: ExperimentStage) -> AttackOutcome:
     return await _beyond(stage, through=("/bin/sh", "-c", _LEFT, str(stage.cgroup.parent)))
 
 
-@attack(
-    "limit-own-variables", "time-slicing, memory: hard", Guarantee.HARD,
+@_on_limit(
+    "limit-own-variables",
     promised="What a tenant writes into its own environment changes no limit.",
     tried=f"A tenant sets NVIDIA_GPU_MEMORY_LIMIT and _REQUEST, {MEMORY_VARIABLE} and "
     "NVIDIA_VISIBLE_DEVICES=all, then allocates.",
-    on=_limited,
 )  # fmt: skip
 async def _variables(stage: ExperimentStage) -> AttackOutcome:
     all_mib = stage.share.device_bytes // MIB
@@ -213,11 +207,10 @@ async def _variables(stage: ExperimentStage) -> AttackOutcome:
     )
 
 
-@attack(
-    "limit-managed", "time-slicing, memory: hard", Guarantee.NONE,
+@_on_limit(
+    "limit-managed", guarantee=Guarantee.NONE,
     promised="Managed memory is not counted: the watchdog has to look for it.",
     tried="A tenant takes five quarters of its share as managed memory, and writes to it.",
-    on=_limited,
 )  # fmt: skip
 async def _managed(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
@@ -231,12 +224,11 @@ async def _managed(stage: ExperimentStage) -> AttackOutcome:
     raise CannotTry(f"the tenant cannot use managed memory: {answer}")
 
 
-@attack(
-    "limit-counted", "time-slicing, memory: hard", Guarantee.HARD,
+@_on_limit(
+    "limit-counted",
     promised="What is counted for the cgroup is what its processes have: use is told by it.",
     tried="Two tenants allocate a quarter of the share each; what is counted is compared with the sum over "
     "their processes, and has to be the same up to one step for each.",
-    on=_limited,
 )  # fmt: skip
 async def _counted(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
