@@ -95,12 +95,12 @@ def _rows(inventory, engine, attacks=CATALOGUE):
 def test_a_limit_of_the_cgroup_holds_whatever_a_tenant_does(limited):
     inventory, driver, engine = limited
     rows = _rows(inventory, engine)
-    assert {row.attack for row in rows} == {attack.name for attack in OF_LIMITS}, "and nothing of 'none'"
-    assert {row.attack: row.verdict.value for row in rows} == {attack.name: "kept" for attack in OF_LIMITS}, [
-        f"{row.attack}: {row.found}" for row in rows if row.verdict.value != "kept"
+    assert {row.name for row in rows} == {attack.name for attack in OF_LIMITS}, "and nothing of 'none'"
+    assert {row.name: row.verdict.value for row in rows} == {attack.name: "kept" for attack in OF_LIMITS}, [
+        f"{row.name}: {row.found}" for row in rows if row.verdict.value != "kept"
     ]
-    assert {row.guarantee.value for row in rows if row.attack != "limit-managed"} == {"hard"}
-    assert "not counted, as is said" in next(row for row in rows if row.attack == "limit-managed").found
+    assert {row.guarantee.value for row in rows if row.name != "limit-managed"} == {"hard"}
+    assert "not counted, as is said" in next(row for row in rows if row.name == "limit-managed").found
     assert {kept.hard for kept in kept_limits(driver)} == {
         inventory.gpus[0].memory_bytes // 4 // 2**20 * 2**20
     }

@@ -61,26 +61,26 @@ def _policy(tmp_path, text):
 
 async def test_every_attack_has_a_row_and_those_on_mps_are_tried():
     rows = await _walked()
-    assert sorted(row.attack for row in rows) == sorted(attack.name for attack in CATALOGUE)
-    on_shares = {row.attack: row.verdict for row in rows if row.share is not None}
+    assert sorted(row.name for row in rows) == sorted(attack.name for attack in CATALOGUE)
+    on_shares = {row.name: row.verdict for row in rows if row.share is not None}
     assert on_shares == IN_MPS
     for row in rows:
         tried = row.verdict is not NOT_TRIED
         assert row.evidence is (EvidenceKind.SIMULATED if tried else EvidenceKind.DOCUMENTED)
         assert row.found
-    fault = next(row.found for row in rows if row.attack == "mps-neighbours-fault")
+    fault = next(row.found for row in rows if row.name == "mps-neighbours-fault")
     assert "the neighbour failed, too (CUDA_ERROR_LAUNCH_FAILED)" in fault
     assert "was refused (CUDA_ERROR_MPS_SERVER_NOT_READY)" in fault
     assert fault.endswith("a new one was served")
     if ROOT:
-        held = next(row.found for row in rows if row.attack == "mps-hold-connection")
+        held = next(row.found for row in rows if row.name == "mps-hold-connection")
         assert held.startswith("the daemon answered nobody; a new client had to wait meanwhile")
         assert held.endswith("the daemon answered again after the process had gone")
 
 
 async def test_a_daemon_that_ignores_limits_is_seen_to_break_its_promise():
     rows = await _walked(ignores_limits=True, only=["mps-over-limit", "mps-raise-memory", "mps-below-limit"])
-    found = {row.attack: row.verdict for row in rows}
+    found = {row.name: row.verdict for row in rows}
     assert found == {"mps-below-limit": KEPT, "mps-over-limit": BROKEN, "mps-raise-memory": WEAKER}
     assert structs.replace(reports.full(), rows=tuple(rows)).exit_code == 1
 
@@ -91,7 +91,7 @@ async def test_a_smaller_share_is_held_by_its_variable_alone(tmp_path):
         "  - select: all\n    mps: {clients: [{name: big, memory: 40Gi}, {name: small, memory: 8Gi}]}\n",
     )
     rows = await _walked(policy, only=["mps-over-limit", "mps-drop-variable", "mps-raise-memory"])
-    found = [(row.attack, row.share.memory_bytes >> 30, row.guarantee, row.verdict) for row in rows]
+    found = [(row.name, row.share.memory_bytes >> 30, row.guarantee, row.verdict) for row in rows]
     assert found == [
         ("mps-over-limit", 40, "guarded", KEPT),
         ("mps-raise-memory", 40, "guarded", KEPT),
@@ -106,7 +106,7 @@ async def test_a_smaller_share_in_a_namespace_is_held_by_the_daemon(tmp_path):
     policy = _policy(tmp_path, f"  - select: all\n    mps: {{protocol: 3, clients: [{clients}]}}\n")
     only = ["mps-over-limit", "mps-raise-memory", "mps-drop-variable", "mps-neighbours-fault"]
     rows = await _walked(policy, only=only, driver="615.71")
-    on_shares = [(row.attack, row.verdict) for row in rows if row.share is not None]
+    on_shares = [(row.name, row.verdict) for row in rows if row.share is not None]
     assert on_shares == [(attack, KEPT) for attack in only if "drop" not in attack] * 2
     assert {row.guarantee for row in rows if row.share is not None} == {"guarded"}
 
@@ -119,10 +119,10 @@ async def test_equal_shares_are_tried_once_and_other_strategies_say_what_they_ta
         machine=str(example / "machine.json"),
         only=["exclusive-sees-its-own", "mig-memory", "mps-over-limit", "slicing-over-share"],
     )
-    offered = {(row.attack, row.share.gpu, row.verdict) for row in rows}
+    offered = {(row.name, row.share.gpu, row.verdict) for row in rows}
     assert ("mps-over-limit", 4, KEPT) in offered
     assert {gpu for attack, gpu, _ in offered if attack == "mig-memory"} == {6}
-    assert len([row for row in rows if row.attack == "mps-over-limit"]) == 1
+    assert len([row for row in rows if row.name == "mps-over-limit"]) == 1
     untried = [row.found for row in rows if row.verdict is NOT_TRIED]
     assert len(untried) == len(rows) - 1
     assert all("takes a real GPU" in seen or "still to be created" in seen for seen in untried)

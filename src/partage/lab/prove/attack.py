@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from partage.lab.place import TenantMode
-from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried, weaker
+from partage.lab.prove.model import AttackOutcome, AttackWords, broken, kept, not_tried, weaker
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import (
     UNCHANGED,
@@ -23,24 +23,15 @@ from partage.lab.tenant import OK, OUT_OF_MEMORY, NotConnected, TenantProcess, b
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.units import format_bytes
-from partage.values import Frozen
 
 Act = Callable[[ExperimentStage], Awaitable[AttackOutcome]]
 
 
-class Attack(Frozen):
-    """One way to break one promise.
-
-    name: as reports call it. strategy: which shares make the promise. guarantee: what such a share states
-    where a node offers none. promised: a sentence about every such share. tried: what is done, a sentence.
-    on: whether a share makes the promise. act: raises TenantFailed, CannotTry where it could not be tried.
+class Attack(AttackWords):
+    """One way to break one promise. guarantee: what a share states where a node offers none. on: whether a
+    share makes the promise. act: raises TenantFailed, CannotTry where it could not be tried.
     """
 
-    name: str
-    strategy: str
-    guarantee: Guarantee
-    promised: str
-    tried: str
     on: Callable[[PromisedShare], bool]
     needs: frozenset[AttackNeed]
     act: Act

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msgspec import field
+
 from partage.answers.documents.lab import LabReport
 from partage.model.ids import DeviceUuid
 from partage.model.share import Guarantee
@@ -74,18 +76,24 @@ class AttackedShare(Frozen):
     memory_bytes: int
 
 
-class ProofRow(Frozen):
-    """One attack on one share, or on none where no such share is offered.
-
-    attack: its name. guarantee: what the share states. promised, tried, seen: sentences.
-    reason: why it was not tried; ``seen`` is empty then.
+class AttackWords(Frozen):
+    """What is said of an attack. name: as reports call it. strategy: which shares make the promise.
+    guarantee: what such a share states. promised: a sentence about every such share. tried: what is done, a
+    sentence.
     """
 
-    attack: str
+    name: str = field(name="attack")
     strategy: str
     guarantee: Guarantee
     promised: str
     tried: str
+
+
+class ProofRow(AttackWords):
+    """One attack on one share, or on none where no such share is offered. seen: a sentence. reason: why it
+    was not tried; ``seen`` is empty then.
+    """
+
     verdict: ProofVerdict
     seen: str
     reason: str

@@ -109,7 +109,7 @@ def _table(title: str, rows: list[ProofRow]) -> Table:
         if row.share is not None:
             told.append(f"\n→ {row.found}", style="dim")
         verdict = Text(str(row.verdict), style=_STYLES[row.verdict])
-        table.add_row(row.attack, str(row.guarantee), told, verdict, str(row.evidence))
+        table.add_row(row.name, str(row.guarantee), told, verdict, str(row.evidence))
     return table
 
 
@@ -151,7 +151,7 @@ def _row(row: ProofRow) -> str:
     verdict = str(row.verdict)
     strong = verdict if row.verdict in (ProofVerdict.KEPT, ProofVerdict.NOT_TRIED) else f"**{verdict}**"
     seen = row.seen or f"not tried: {row.reason}"
-    cells = (row.attack, str(row.guarantee), row.promised, row.tried, seen)
+    cells = (row.name, str(row.guarantee), row.promised, row.tried, seen)
     return f"| {' | '.join(map(_escaped, cells))} | {strong} | {row.evidence} |"
 
 

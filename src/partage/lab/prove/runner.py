@@ -124,7 +124,7 @@ def _row(
     """What was not tried is known from documents alone."""
     tried = outcome.verdict is not ProofVerdict.NOT_TRIED
     return ProofRow(
-        attack=attack.name,
+        name=attack.name,
         strategy=attack.strategy,
         guarantee=attack.guarantee if share is None else share.offering.guarantee,
         promised=attack.promised,
