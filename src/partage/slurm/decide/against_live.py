@@ -11,7 +11,7 @@ from partage.slurm.decide.conf_checks import kinds
 from partage.slurm.decide.node_view import NodeLine, gres_types, node_lines
 from partage.slurm.decide.upkeep import MARK, counts_differ
 from partage.slurm.model import LiveNode, LiveSettings, SlurmVersion
-from partage.slurm.text.conf import ConfFile, ConfKind, Notebook
+from partage.slurm.text.conf import ConfFile, ConfKind, ConfLine, Notebook
 from partage.slurm.text.hostlist import format_hostlist
 from partage.values import Frozen
 
@@ -33,16 +33,16 @@ def check_live(
     slurm_files = kinds(files, ConfKind.SLURM)
     _check_settings(files, slurm_files, live, version, notes)
     ignored = Notebook()
-    found: dict[tuple[bool, str, int, str, str], list[str]] = {}
+    found: dict[tuple[bool, ConfLine, str, str], list[str]] = {}
     for line in (line for file in slurm_files for line in node_lines(file, ignored)):
         for name in line.names:
             if line.gres and only in (None, name):
                 for wrong, message, hint in _of_node(name, line, live):
-                    found.setdefault((wrong, line.file, line.line, message, hint), []).append(name)
-    for (wrong, file, number, message, hint), names in found.items():
+                    found.setdefault((wrong, line.at, message, hint), []).append(name)
+    for (wrong, at, message, hint), names in found.items():
         note = notes.error if wrong else notes.warn
         which = f"node{'s' if len(names) > 1 else ''} {format_hostlist(names)}"
-        note(file, number, message.format(which=which), hint.format(names=format_hostlist(names)))
+        note(at, message.format(which=which), hint.format(names=format_hostlist(names)))
     return notes.problems
 
 
@@ -56,17 +56,17 @@ def _check_settings(
     now = live.settings
     place = slurm_files[0].name if slurm_files else files[0].name
     if (version.year, version.month) != (now.version.year, now.version.month):
-        notes.warn(place, 0, f"checked for Slurm {version}, and slurmctld is {now.version}")
+        notes.warn(place, f"checked for Slurm {version}, and slurmctld is {now.version}")
     if now.differs:
         message = "this host has another slurm.conf than slurmctld"
-        notes.warn(place, 0, message, "give all hosts the same, then " + _read_anew(now.version))
+        notes.warn(place, message, "give all hosts the same, then " + _read_anew(now.version))
     said = gres_types(slurm_files)
-    missing = [kind for kind in said[2] if kind not in now.gres_types] if said else []
+    missing = [kind for kind in said[1] if kind not in now.gres_types] if said else []
     if said and missing:
         message = (
             f"slurmctld has GresTypes={','.join(now.gres_types) or '(none)'}: without {', '.join(missing)}"
         )
-        notes.error(said[0].name, said[1].number, message, _read_anew(now.version))
+        notes.error(said[0], message, _read_anew(now.version))
 
 
 def _of_node(name: str, line: NodeLine, live: LiveCluster) -> list[tuple[bool, str, str]]:

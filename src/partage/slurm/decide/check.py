@@ -59,7 +59,7 @@ def check_files(
             if node is None or view.name == node:
                 check_against(view, inventory, gres_file, differences)
     found = gres_types(slurm_files)
-    types = found[2] if found else tuple(dict.fromkeys(_used(views)))
+    types = found[1] if found else tuple(dict.fromkeys(_used(views)))
     spread = "multiple_sharing_gres_pj" in (settings.get("SelectTypeParameters") or "").lower()
     return Checked(notes.problems, differences.problems, views, types, spread)
 
@@ -186,12 +186,12 @@ def _check_left_out(
                 if not _caps(device) & known:
                     which = f"MIG device {gpu.index}:{device.index} ({device.profile})"
                     message = f"{which} is not listed: every job can open it"
-                    notes.warn(gres_file, 0, message, "list all of them, also those that no job is to get")
+                    notes.warn(gres_file, message, "list all of them, also those that no job is to get")
         elif gpu.minor not in named:
             message = f"GPU {gpu.index} (/dev/nvidia{gpu.minor}) is not listed: every job can open it"
-            notes.warn(gres_file, 0, message, "list all GPUs, also those that no job is to get")
+            notes.warn(gres_file, message, "list all GPUs, also those that no job is to get")
 
 
 def _say(seen: SeenGpu, message: str, notes: Notebook, hint: str = "") -> None:
     assert seen.record is not None
-    notes.error(seen.record.file, seen.record.line, message, hint)
+    notes.error(seen.record.at, message, hint)

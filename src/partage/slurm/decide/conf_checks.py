@@ -30,24 +30,23 @@ class Settings:
     """The settings of all slurm.conf files, the last of each counts."""
 
     def __init__(self, files: Iterable[ConfFile]) -> None:
-        self._found: dict[str, tuple[str, ConfLine]] = {}
+        self._found: dict[str, ConfLine] = {}
         for file in files:
             for line in file.lines:
                 for key, _ in line.pairs:
                     if key.lower() not in ("nodename", "partitionname", "include"):
-                        self._found[key.lower()] = (file.name, line)
+                        self._found[key.lower()] = line
                     else:
                         break
 
     def get(self, key: str) -> str | None:
         """The value; None if it is not set."""
         found = self._found.get(key.lower())
-        return None if found is None else found[1].get(key)
+        return None if found is None else found.get(key)
 
-    def place(self, key: str) -> tuple[str, int]:
-        """File and line of a key that is set."""
-        file, line = self._found[key.lower()]
-        return file, line.number
+    def place(self, key: str) -> ConfLine:
+        """The line of a key that is set."""
+        return self._found[key.lower()]
 
     @property
     def whole(self) -> bool:
@@ -75,29 +74,25 @@ def check_slurm_conf(
     if (shared and (select or "").lower() not in ("select/cons_tres", "")) or (
         used and shared and select is None and settings.whole and version < SlurmVersion(23, 11)
     ):
-        file, line = settings.place("SelectType") if select else (files[0].name, 0)
-        notes.error(file, line, f"{' and '.join(shared)} need SelectType=select/cons_tres")
+        at = settings.place("SelectType") if select else files[0].name
+        notes.error(at, f"{' and '.join(shared)} need SelectType=select/cons_tres")
     accounted = settings.get("AccountingStorageTRES") or ""
     storage = (settings.get("AccountingStorageType") or "").lower()
     if "gres/" in accounted.lower() and settings.whole and storage != "accounting_storage/slurmdbd":
-        file, line = settings.place("AccountingStorageTRES")
         message = "GRES are accounted for without slurmdbd: slurmctld does not start"
         notes.error(
-            file,
-            line,
+            settings.place("AccountingStorageTRES"),
             message,
             "add AccountingStorageType=accounting_storage/slurmdbd, or leave this line out",
         )
     if shared and settings.whole:
-        _check_sharing(settings, version, notes)
+        _check_sharing(settings, notes)
 
 
 def _check_lines(files: Sequence[ConfFile], notes: Notebook) -> None:
-    for name, line in (
-        (file.name, conf_line) for file in files for conf_line in file.lines if conf_line.rest
-    ):
+    for line in (conf_line for file in files for conf_line in file.lines if conf_line.rest):
         message = f"{line.rest[:60]!r} is no key and value: slurmd does not start"
-        notes.error(name, line.number, message, "write Key=value; a value with spaces in quotes")
+        notes.error(line, message, "write Key=value; a value with spaces in quotes")
 
 
 def _check_once(nodes: Sequence[NodeLine], notes: Notebook) -> None:
@@ -106,12 +101,11 @@ def _check_once(nodes: Sequence[NodeLine], notes: Notebook) -> None:
     for node in nodes:
         twice = [name for name in node.names if name in seen]
         if twice:
-            first = seen[twice[0]]
-            message = (
-                f"node {twice[0]} is in line {first.line} of {first.file} already: slurmd does not start"
-            )
+            first = seen[twice[0]].at
+            where = f"line {first.number} of {first.file}"
+            message = f"node {twice[0]} is in {where} already: slurmd does not start"
             hint = "one line for each node: what else it says goes into --node-settings"
-            notes.error(node.file, node.line, message, hint)
+            notes.error(node.at, message, hint)
         seen |= dict.fromkeys(node.names, node)
 
 
@@ -126,20 +120,17 @@ def _check_types(
     if found is None:
         known: tuple[str, ...] = ()
         for node in (node_line for node_line in nodes if node_line.gres):
-            notes.error(
-                node.file, node.line, "nodes have GRES, and there is no GresTypes", "add GresTypes=gpu"
-            )
+            notes.error(node.at, "nodes have GRES, and there is no GresTypes", "add GresTypes=gpu")
             return
     else:
-        file, line, known = found
+        line, known = found
         if upper := [kind for kind in known if kind != kind.lower()]:
             message = f"GresTypes has {upper[0]}: Slurm compares letter by letter"
-            notes.error(file.name, line.number, message, f"write {upper[0].lower()}")
+            notes.error(line, message, f"write {upper[0].lower()}")
         if all(kind in known for kind in SHARED):
             message = "mps and shard are both in GresTypes: jobs get a wrong percentage, or no GPU"
             notes.error(
-                file.name,
-                line.number,
+                line,
                 message,
                 "no version can do both; keep one of them for the whole cluster",
             )
@@ -147,13 +138,11 @@ def _check_types(
         for gres_count in node.gres:
             if known and gres_count.name not in known:
                 message = f"{gres_count.name} is not in GresTypes: slurmd and slurmctld ignore it"
-                notes.error(
-                    node.file, node.line, message, f"add it: GresTypes={','.join((*known, gres_count.name))}"
-                )
+                notes.error(node.at, message, f"add it: GresTypes={','.join((*known, gres_count.name))}")
     for record in gres.records if gres else ():
         if known and record.name not in known:
             message = f"{record.name} is not in GresTypes: slurmd ignores this line"
-            notes.error(record.file, record.line, message, f"GresTypes is {','.join(known)}")
+            notes.error(record.at, message, f"GresTypes is {','.join(known)}")
     loaded = [kind for kind in SHARED if kind in known]
     first = next((gres_line for gres_line in (gres.records if gres else ()) if gres_line.multiple), None)
     if loaded and first is not None and version < releases.MIG_BESIDE_SHARES:
@@ -161,13 +150,12 @@ def _check_types(
             f"with {loaded[0]} in GresTypes Slurm {version} reads each file of this MIG device as one GPU"
         )
         hint = f"fixed in {releases.MIG_BESIDE_SHARES}; before, a cluster has MIG devices or shares, not both"
-        notes.error(first.file, first.line, message, hint)
+        notes.error(first.at, message, hint)
     if loaded and found is not None and (said := releases.double_booking(version)):
-        notes.warn(found[0].name, found[1].number, *said)
+        notes.warn(found[0], *said)
 
 
-def _check_sharing(settings: Settings, version: SlurmVersion, notes: Notebook) -> None:
-    del version
+def _check_sharing(settings: Settings, notes: Notebook) -> None:
     parameters = (settings.get("SelectTypeParameters") or "").lower()
     counts_memory = not parameters or "memory" in parameters
     if (
@@ -175,9 +163,8 @@ def _check_sharing(settings: Settings, version: SlurmVersion, notes: Notebook) -
         and counts_memory
         and not any(settings.get(key) for key in ("DefMemPerCPU", "DefMemPerGPU", "DefMemPerNode"))
     ):
-        file, line = settings.place("SelectTypeParameters")
         message = "a job without --mem takes all memory of its node, so no second one shares its GPU"
-        notes.warn(file, line, message, "set DefMemPerCPU or DefMemPerGPU")
+        notes.warn(settings.place("SelectTypeParameters"), message, "set DefMemPerCPU or DefMemPerGPU")
 
 
 def check_cgroup_conf(
@@ -185,49 +172,43 @@ def check_cgroup_conf(
 ) -> None:
     """cgroup.conf, with what it includes; no files: there is none."""
     constrains = False
-    for file, line in [(conf_file, line) for conf_file in files for line in conf_file.lines]:
+    for line in (line for file in files for line in file.lines):
         if line.rest:
-            notes.error(
-                file.name, line.number, f"{line.rest[:60]!r} is no key and value: slurmd does not start"
-            )
+            notes.error(line, f"{line.rest[:60]!r} is no key and value: slurmd does not start")
         for key, value in line.pairs:
-            _check_cgroup_key(file, line, key, version, notes)
+            _check_cgroup_key(line, key, version, notes)
             constrains |= key.lower() == "constraindevices" and value.lower() == "yes"
     if files and not constrains:
         message = "ConstrainDevices is not set: every job can open every GPU of its node"
-        notes.warn(files[0].name, 0, message, "add ConstrainDevices=yes")
+        notes.warn(files[0].name, message, "add ConstrainDevices=yes")
     elif files and settings.whole:
         plugins = (settings.get("TaskPlugin") or "").lower()
         if "task/cgroup" not in plugins:
             message = "ConstrainDevices has no effect: TaskPlugin in slurm.conf has no task/cgroup"
-            notes.warn(files[0].name, 0, message, "TaskPlugin=task/cgroup,task/affinity")
+            notes.warn(files[0].name, message, "TaskPlugin=task/cgroup,task/affinity")
 
 
-def _check_cgroup_key(
-    file: ConfFile, line: ConfLine, key: str, version: SlurmVersion, notes: Notebook
-) -> None:
-    low, place = key.lower(), (file.name, line.number)
+def _check_cgroup_key(line: ConfLine, key: str, version: SlurmVersion, notes: Notebook) -> None:
+    low = key.lower()
     remove = "remove this line"
     if low in _ALWAYS:
         return
     if low == "alloweddevicesfile":
         if version >= releases.NO_ALLOWED_FILE:
-            notes.warn(*place, f"{key} has no effect since {releases.NO_ALLOWED_FILE}", remove)
+            notes.warn(line, f"{key} has no effect since {releases.NO_ALLOWED_FILE}", remove)
     elif low == "cgroupautomount":
         if version >= _NO_AUTOMOUNT:
-            notes.warn(
-                *place, f"{key} has no effect since {_NO_AUTOMOUNT}, and is an error in the log", remove
-            )
+            notes.warn(line, f"{key} has no effect since {_NO_AUTOMOUNT}, and is an error in the log", remove)
     elif low in _KMEM:
         if version >= _NO_KMEM:
-            notes.error(*place, f"Slurm {version} does not know {key}: slurmd does not start", remove)
+            notes.error(line, f"Slurm {version} does not know {key}: slurmd does not start", remove)
     elif low == "cgroupreleaseagentdir":
         if version >= SlurmVersion(20, 11):
-            notes.error(*place, f"{key} has been removed from Slurm: slurmd does not start", remove)
+            notes.error(line, f"{key} has been removed from Slurm: slurmd does not start", remove)
     elif low in _SINCE and version >= _SINCE[low]:
         return
     else:
-        notes.error(*place, f"Slurm {version} does not know {key}: slurmd does not start", remove)
+        notes.error(line, f"Slurm {version} does not know {key}: slurmd does not start", remove)
 
 
 def kinds(files: Iterable[ConfFile], kind: ConfKind) -> list[ConfFile]:

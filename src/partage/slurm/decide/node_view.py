@@ -14,15 +14,13 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.slurm.decide import releases
-from partage.slurm.decide.gres_lines import GresConf, GresLine
+from partage.slurm.decide.gres_lines import GresConf, GresLine, amount_of
 from partage.slurm.model import LiveNode, SlurmVersion
 from partage.slurm.text.conf import ConfFile, ConfLine, Notebook
 from partage.slurm.text.hostlist import expand_hostlist, format_hostlist, split_list
 from partage.values import Frozen
 
 SHARED = ("mps", "shard")
-_AMOUNT = re.compile(r"(\d{1,15})([kmgtp]?)", re.ASCII | re.IGNORECASE)
-_SCALES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 
 
 class GresCount(Frozen):
@@ -54,10 +52,9 @@ class SlurmNodeView(Frozen):
 
 
 class NodeLine(Frozen):
-    """A ``NodeName`` line of slurm.conf with GRES, or without (gres is () then)."""
+    """A ``NodeName`` line of slurm.conf with GRES, or without (gres is () then). at: where."""
 
-    file: str
-    line: int
+    at: ConfLine
     names: tuple[str, ...]
     gres: tuple[GresCount, ...]
     features: tuple[str, ...] = ()
@@ -77,12 +74,10 @@ def _one(part: str) -> GresCount:
         raise ValueError(f"{part[:40]!r} is not a GRES such as gpu:h200:8")
     if len(words) == 1:
         return GresCount(words[0])
-    match = _AMOUNT.fullmatch(words[-1])
-    if len(words) == 3 and match is None:
+    amount = amount_of(words[-1])
+    if len(words) == 3 and amount is None:
         raise ValueError(f"{words[-1][:20]!r} in {part[:40]!r} is not a number")
-    if match is None:
-        return GresCount(words[0], words[1])
-    return GresCount(words[0], words[1] if len(words) == 3 else "", int(match[1]) * _SCALES[match[2].lower()])
+    return GresCount(words[0], words[1] if len(words) == 3 or amount is None else "", amount)
 
 
 def node_lines(file: ConfFile, notes: Notebook) -> Iterator[NodeLine]:
@@ -93,21 +88,21 @@ def node_lines(file: ConfFile, notes: Notebook) -> Iterator[NodeLine]:
             continue
         if text and re.search(r"gres[/:]|=", text):
             message = f"Gres={text[:60]} is written as in a job's request: Slurm does not read it so"
-            notes.error(file.name, line.number, message, "write Gres=gpu:h200:8,mps:200")
+            notes.error(line, message, "write Gres=gpu:h200:8,mps:200")
         try:
             hosts, gres = tuple(expand_hostlist(names)), parse_gres(text or "")
             features = line.get("Features") or line.get("Feature") or ""
-            yield NodeLine(file.name, line.number, hosts, gres, tuple(filter(None, features.split(","))))
+            yield NodeLine(line, hosts, gres, tuple(filter(None, features.split(","))))
         except ValueError as error:
-            notes.error(file.name, line.number, str(error))
+            notes.error(line, str(error))
 
 
-def gres_types(files: Sequence[ConfFile]) -> tuple[ConfFile, ConfLine, tuple[str, ...]] | None:
+def gres_types(files: Sequence[ConfFile]) -> tuple[ConfLine, tuple[str, ...]] | None:
     """``GresTypes``, and where it is."""
     for file in files:
         for line in file.lines:
             if (text := line.get("GresTypes")) is not None:
-                return file, line, tuple(text.split(","))
+                return line, tuple(text.split(","))
     return None
 
 
@@ -196,8 +191,8 @@ class _NodeFiles:
                 continue
             for file in record.files:
                 if file in seen:
-                    message = f"{file} is in line {seen[file].line} already: slurmd does not start"
-                    self._notes.error(record.file, record.line, message)
+                    message = f"{file} is in line {seen[file].at.number} already: slurmd does not start"
+                    self._notes.error(record.at, message)
                 seen.setdefault(file, record)
 
     # --- GPUs ---------------------------------------------------------------------------------
@@ -230,23 +225,21 @@ class _NodeFiles:
         hint = f"gres.conf has {', '.join(types)} for it" if types else "make the counts equal"
         if wanted.type.lower() in (kind.lower() for kind in types):
             hint = f"types are compared letter by letter: write {wanted.type} in both files"
-        self._notes.error(
-            self._line.file, self._line.line, f"{has}, and gres.conf has {found}: {_INVALID}", hint
-        )
+        self._notes.error(self._line.at, f"{has}, and gres.conf has {found}: {_INVALID}", hint)
 
     def _type_lost(self, wanted: GresCount, kind: str) -> None:
         assert self._line is not None
         message = f"node {self._name} has no type here, so that of gres.conf is lost: gpu:{kind}:1 is refused"
         hint = f"write Gres=gpu:{kind}:{wanted.count or 1}"
-        self._notes.warn(self._line.file, self._line.line, message, hint)
+        self._notes.warn(self._line.at, message, hint)
 
     def _too_many(self, gpu: SeenGpu) -> None:
         if gpu.record is None or self._line is None:
             return
         of = ":".join(part for part in ("gpu", gpu.type) if part)
         message = f"node {self._name} has more {of} here than in slurm.conf: no job gets them"
-        hint = f"{self._line.file}, line {self._line.line}, has the counts"
-        self._notes.warn(gpu.record.file, gpu.record.line, message, hint)
+        hint = f"{self._line.at.file}, line {self._line.at.number}, has the counts"
+        self._notes.warn(gpu.record.at, message, hint)
 
     # --- shares -------------------------------------------------------------------------------
 
@@ -263,13 +256,13 @@ class _NodeFiles:
             return ()
         if gres_count is None and self._line is not None:
             message = f"{kind} is not in Gres= of node {self._name}: no job gets it"
-            hint = f"add it in {self._line.file}, line {self._line.line}"
-            self._notes.warn(where.file, where.line, message, hint)
+            hint = f"add it in {self._line.at.file}, line {self._line.at.number}"
+            self._notes.warn(where.at, message, hint)
             return ()
         if not gpus:
             if self._all_written:
                 message = f"node {self._name} has {kind}, and no gpu: slurmd does not start"
-                self._notes.error(where.file, where.line, message, "add a line Name=gpu")
+                self._notes.error(where.at, message, "add a line Name=gpu")
             return ()
         units = self._placed(kind, mine, gres_count, gpus)
         if gres_count is not None and self._line is not None:
@@ -287,27 +280,27 @@ class _NodeFiles:
         message = f"node {self._name} has mps on several GPUs, and only one of them is used at a time"
         if not any(flagged) or (strict and not all(flagged)):
             hint = f"add Flags={releases.ALL_SHARING} to the lines of mps (since {releases.SHARD})"
-            self._notes.warn(where.file, where.line, message, hint)
+            self._notes.warn(where.at, message, hint)
         elif strict:
             named = {file for record in mine for file in record.files}
             left = [gpu.files for gpu in others if not named.issuperset(gpu.files)]
             if any(len(files) > 1 for files in left):
                 about = f"node {self._name}: {releases.MIG_BESIDE_MPS}"
-                self._notes.warn(where.file, where.line, about, releases.MIG_BESIDE_MPS_HINT)
+                self._notes.warn(where.at, about, releases.MIG_BESIDE_MPS_HINT)
             elif left:
                 files = format_hostlist(file for gpu_files in left for file in gpu_files)
                 why = f"{message}, because other GPUs have no line of mps"
                 hint = f"add a line Name=mps Count=0 File={files} Flags={releases.ALL_SHARING}"
-                self._notes.warn(where.file, where.line, why, hint)
+                self._notes.warn(where.at, why, hint)
 
     def _check_sum(self, kind: str, said: int, placed: int) -> None:
         assert self._line is not None
         message = f"node {self._name} has {said} {kind} here, and gres.conf has {placed}"
         hint = f"make the counts equal: {kind}:{placed}"
         if placed < said:
-            self._notes.error(self._line.file, self._line.line, f"{message}: slurmd does not start", hint)
+            self._notes.error(self._line.at, f"{message}: slurmd does not start", hint)
         elif placed > said:
-            self._notes.warn(self._line.file, self._line.line, f"{message}: no job gets the rest", hint)
+            self._notes.warn(self._line.at, f"{message}: no job gets the rest", hint)
 
     def _placed(
         self, kind: str, mine: Sequence[GresLine], gres: GresCount | None, gpus: Sequence[SeenGpu]
@@ -315,7 +308,7 @@ class _NodeFiles:
         by_file, even = [line for line in mine if line.files], [line for line in mine if not line.files]
         if by_file and even:
             message = f"some lines of {kind} have File, and this one has none: slurmd does not start"
-            self._notes.error(even[0].file, even[0].line, message, "File on all of them, or one line without")
+            self._notes.error(even[0].at, message, "File on all of them, or one line without")
         if not by_file:
             total = sum(line.count or 0 for line in even) or (gres.count or 0 if gres else 0)
             each, rest = divmod(total, len(gpus))
@@ -326,8 +319,8 @@ class _NodeFiles:
             for file in record.files:
                 if file in seen:
                     message = f"{file} has {kind} in line {seen[file]} already: 24.11 discards these"
-                    self._notes.warn(record.file, record.line, message, "one line of each GPU, with the sum")
-                seen.setdefault(file, record.line)
+                    self._notes.warn(record.at, message, "one line of each GPU, with the sum")
+                seen.setdefault(file, record.at.number)
                 at = self._place(kind, record, file, gpus)
                 if at is not None:
                     units[at] += (record.count or 0) // len(record.files)
@@ -346,7 +339,7 @@ class _NodeFiles:
         else:
             message = f"{file} is no gpu of the node: Slurm discards these {kind}"
             hint = "name a file that a line Name=gpu has"
-        self._notes.error(record.file, record.line, message, hint)
+        self._notes.error(record.at, message, hint)
         return None
 
 

@@ -75,17 +75,17 @@ class _ConfReader:
         real = _real(path)
         self._read += 1
         if real in open_files or self._read > _MOST_FILES:
-            raise _wrong(file, line, f"Include {target} comes back to itself", "remove one of the two lines")
+            raise _wrong(line, f"Include {target} comes back to itself", "remove one of the two lines")
         if "%c" in target:
             message = f"Include {target}: Slurm reads ClusterName in place of %c, and this check does not"
-            raise _wrong(file, line, message, "write the name of the cluster there")
+            raise _wrong(line, message, "write the name of the cluster there")
         try:
             content = read_regular_input(path)
         except InputError as error:
             hint = "slurmd waits for this file, and then ends"
             if target.startswith('"'):
                 hint = "Slurm takes the quotes as a part of the name: leave them out"
-            raise _wrong(file, line, f"Include {path} {error.problems[0].message}", hint) from error
+            raise _wrong(line, f"Include {path} {error.problems[0].message}", hint) from error
         self.includes[first].add(real)
         yield from self._parts(_parsed(content, path, file.kind), first, (*open_files, real))
 
@@ -100,5 +100,5 @@ def _text(content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
 
-def _wrong(file: ConfFile, line: ConfLine, message: str, hint: str) -> InputError:
-    return InputError([Problem(file.name, f"line {line.number}", "error", message, hint)])
+def _wrong(line: ConfLine, message: str, hint: str) -> InputError:
+    return InputError([Problem(line.file, f"line {line.number}", "error", message, hint)])

@@ -27,8 +27,11 @@ class ConfKind(StrEnum):
 
 
 class ConfLine(Frozen):
-    """One line. number: of the file's line where it begins. rest: what is no key and value; mostly empty."""
+    """One line. file: as the operator named it. number: of the file's line where it begins. rest: what is no
+    key and value; mostly empty.
+    """
 
+    file: str
     number: int
     pairs: tuple[tuple[str, str], ...]
     rest: str = ""
@@ -54,12 +57,12 @@ class ConfFile(Frozen):
 
 def parse_conf(text: str, name: str, kind: ConfKind | None = None) -> ConfFile | None:
     """The file; None if it is none of the three. kind: what it is, where something else says so."""
-    lines = tuple(_lines(text))
+    lines = tuple(_lines(text, name))
     kind = kind or _kind(name, lines)
     return None if kind is None else ConfFile(name, kind, lines)
 
 
-def _lines(text: str) -> Iterator[ConfLine]:
+def _lines(text: str, file: str) -> Iterator[ConfLine]:
     begun, held = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = _COMMENT.sub("", raw).rstrip()
@@ -69,21 +72,21 @@ def _lines(text: str) -> Iterator[ConfLine]:
             continue
         whole = (held + line).strip()
         if whole:
-            yield _line(begun, whole)
+            yield _line(file, begun, whole)
         begun, held = 0, ""
     if held.strip():
-        yield _line(begun, held.strip())
+        yield _line(file, begun, held.strip())
 
 
-def _line(number: int, text: str) -> ConfLine:
+def _line(file: str, number: int, text: str) -> ConfLine:
     if text[:8].lower() in ("include ", "include\t"):
-        return ConfLine(number, (("Include", text[8:].strip()),))
+        return ConfLine(file, number, (("Include", text[8:].strip()),))
     pairs: list[tuple[str, str]] = []
     at = 0
     while match := _PAIR.match(text, at):
         pairs.append((match[1], match[2] if match[2] is not None else match[3]))
         at = match.end()
-    return ConfLine(number, tuple(pairs), text[at:].strip())
+    return ConfLine(file, number, tuple(pairs), text[at:].strip())
 
 
 def _kind(name: str, lines: tuple[ConfLine, ...]) -> ConfKind | None:
@@ -103,7 +106,7 @@ def _kind(name: str, lines: tuple[ConfLine, ...]) -> ConfKind | None:
 
 
 class Notebook:
-    """Collects problems; each is kept once."""
+    """Collects problems; each is kept once. at: the line, or the name of a file as a whole."""
 
     def __init__(self) -> None:
         self._problems: dict[Problem, None] = {}
@@ -113,13 +116,14 @@ class Notebook:
         """In the order in which they were found."""
         return tuple(self._problems)
 
-    def error(self, file: str, line: int, message: str, hint: str = "") -> None:
+    def error(self, at: ConfLine | str, message: str, hint: str = "") -> None:
         """What does not work."""
-        self._add("error", file, line, message, hint)
+        self._add("error", at, message, hint)
 
-    def warn(self, file: str, line: int, message: str, hint: str = "") -> None:
+    def warn(self, at: ConfLine | str, message: str, hint: str = "") -> None:
         """What is doubtful."""
-        self._add("warning", file, line, message, hint)
+        self._add("warning", at, message, hint)
 
-    def _add(self, severity: Severity, file: str, line: int, message: str, hint: str) -> None:
-        self._problems[Problem(file, f"line {line}" if line else "", severity, message, hint)] = None
+    def _add(self, severity: Severity, at: ConfLine | str, message: str, hint: str) -> None:
+        file, line = (at, "") if isinstance(at, str) else (at.file, f"line {at.number}")
+        self._problems[Problem(file, line, severity, message, hint)] = None
