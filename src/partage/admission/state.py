@@ -32,6 +32,7 @@ from partage.edges.kube.scheduling import (
     DEVICE_CLASSES,
     RESOURCE_QUOTAS,
     ApiObject,
+    Following,
     follow,
     slices_of_driver,
 )
@@ -42,7 +43,6 @@ from partage.values import Frozen
 log = logging.getLogger(__name__)
 
 KINDS = ("nodes", "slices", "classes", "quotas")
-_UNANSWERED = "the API server has not answered yet"
 
 
 class AdmissionState:
@@ -63,8 +63,8 @@ class AdmissionState:
         self._changed: set[str] = set()
         self._classes: dict[str, DeviceClass] = {}
         self._quotas: defaultdict[str, dict[str, NamespaceQuota]] = defaultdict(dict)
-        self._troubles = dict.fromkeys(KINDS, _UNANSWERED)
-        self._complete: set[str] = set()
+        self._watches = Following(KINDS, log)
+        self.answered = self._watches.answered
         self._version: ServerVersion | None = None
         self._made: tuple[AdmissionTerms, Homes] | None = None
         self._unreadable = Seldom()
@@ -84,7 +84,7 @@ class AdmissionState:
                 self.changed(kind, name, None)
             for name, value in objects.items():
                 self.changed(kind, name, value)
-            self._complete.add(kind)
+            self._watches.listed(kind)
 
     def changed(self, kind: str, name: str, value: Any) -> None:  # noqa: ANN401 - by kind
         """One is there, or is another; None: it is gone."""
@@ -98,12 +98,6 @@ class AdmissionState:
                     self._quota(name, value)
                 case _:
                     self._class(name, value)
-
-    def answered(self, kind: str, trouble: str) -> None:
-        """Whether the API server answers; trouble: why not."""
-        if trouble and trouble != self._troubles[kind]:
-            log.warning("cluster cannot be followed", extra={"kind": kind, "reason": trouble})
-        self._troubles[kind] = trouble
 
     def runs(self, version: ServerVersion) -> None:
         """The version of the server."""
@@ -138,7 +132,7 @@ class AdmissionState:
         try:
             spec = decode(SliceSpec, found.spec, strict=False)
         except CodecError as error:
-            self._say_unreadable("slice", name, str(error))
+            self._say_unreadable("slice", name, error)
             return
         if spec.driver == DRA_DRIVERS[0]:
             self._specs[name] = self._of_node[spec.node_name][name] = spec
@@ -152,7 +146,7 @@ class AdmissionState:
             try:
                 self._classes[name] = device_class_of(name, found.spec)
             except CodecError as error:
-                self._say_unreadable("class", name, str(error))
+                self._say_unreadable("class", name, error)
 
     def _quota(self, key: str, found: ApiObject | None) -> None:
         namespace, _, name = key.partition("/")
@@ -164,27 +158,28 @@ class AdmissionState:
         try:
             limits = decode(_QuotaSpec, found.spec, strict=False).hard or {}
         except CodecError as error:
-            self._say_unreadable("quota", key, str(error))
+            self._say_unreadable("quota", key, error)
             return
         self._quotas[namespace][name] = NamespaceQuota(name, frozenset(limits))
 
-    def _say_unreadable(self, what: str, name: str, reason: str) -> None:
-        if (left_out := self._unreadable.left_out()) is not None:
-            extra = {"what": what, "object": name, "reason": reason, "left_out": left_out or None}
-            log.warning("object cannot be read, and does not count", extra=extra)
+    def _say_unreadable(self, what: str, name: str, reason: Exception) -> None:
+        event = "object cannot be read, and does not count"
+        self._unreadable.warn(log, event, reason, what=what, object=name)
 
     # --- what it is -----------------------------------------------------------------------------------
 
     @property
     def waits_for(self) -> tuple[str, ...]:
         """Why nothing can be said of a pod yet; (): it can."""
-        missing = [f"{kind}: {self._troubles[kind]}" for kind in KINDS if kind not in self._complete]
-        return (*missing, *(() if self._version else ("version: the API server has not said it yet",)))
+        return (
+            *self._watches.waits_for,
+            *(() if self._version else ("version: the API server has not said it yet",)),
+        )
 
     @property
     def following(self) -> bool:
         """Whether the API server answers all watches."""
-        return not any(self._troubles.values())
+        return not self._watches.trouble
 
     @property
     def too_old(self) -> str:

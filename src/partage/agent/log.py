@@ -89,10 +89,10 @@ class Seldom:
             found, self._left_out = self._left_out, 0
             return found
 
-    def warn(self, logger: logging.Logger, event: str, reason: object) -> None:
+    def warn(self, logger: logging.Logger, event: str, reason: object, **more: str) -> None:
         """Log it, unless it is left out."""
         if (left_out := self.left_out()) is not None:
-            logger.warning(event, extra={"reason": str(reason), "left_out": left_out or None})
+            logger.warning(event, extra={**more, "reason": str(reason), "left_out": left_out or None})
 
 
 class GrpcErrors(logging.Filter):

@@ -17,7 +17,7 @@ from partage.agent.log import Seldom
 from partage.claims.model.claim import DeviceClass
 from partage.claims.model.names import OWN_NAMES
 from partage.codec.values import CodecError
-from partage.edges.kube.scheduling import KINDS
+from partage.edges.kube.scheduling import KINDS, Following
 from partage.plan.placement.baselines import BestFit, EmptiestFirst
 from partage.plan.placement.mix import Mix
 from partage.plan.placement.room import NO, NodeScores
@@ -80,8 +80,8 @@ class Extender:
         self._board = ScoreBoard(Judge(_NoScores(), self._reader, ()))
         self._state = ClusterState(self._board.put, self._board.drop, driver)
         self._window = MixWindow()
-        self._listed: set[str] = set()
-        self._troubles: dict[str, str] = dict.fromkeys(KINDS, "the API server has not answered yet")
+        self._following = Following(KINDS, log)
+        self.answered = self._following.answered
         self._models: frozenset[str] = frozenset()
         self._tables_of: Mix | None = None
         self._made_s, self._made_of = 0.0, 0
@@ -95,18 +95,12 @@ class Extender:
         """As ``SchedulingSeen``."""
         with self._lock:
             self._state.listed(kind, objects)
-            self._listed.add(kind)
+            self._following.listed(kind)
 
     def changed(self, kind: str, name: str, value: Any) -> None:  # noqa: ANN401 - by kind
         """As ``SchedulingSeen``."""
         with self._lock:
             self._state.changed(kind, name, value)
-
-    def answered(self, kind: str, trouble: str) -> None:
-        """As ``SchedulingSeen``."""
-        if trouble and trouble != self._troubles[kind]:
-            log.warning("cluster cannot be followed", extra={"kind": kind, "reason": trouble})
-        self._troubles[kind] = trouble
 
     # --- answers ------------------------------------------------------------------------------------
 
@@ -166,14 +160,13 @@ class Extender:
     @property
     def waits_for(self) -> tuple[str, ...]:
         """Why it answers that all nodes are equal; (): it does not."""
-        missing = [f"{kind}: {self._troubles[kind]}" for kind in KINDS if kind not in self._listed]
-        return (*missing, *(() if self.mix.version else ("tables: they are being made",)))
+        return (*self._following.waits_for, *(() if self.mix.version else ("tables: they are being made",)))
 
     def turn(self) -> None:
         """What has to be done beside answers: count pods that came, make tables, and count scores that will
         be asked for soon. Called again and again by one thread.
         """
-        if not self._listed.issuperset(KINDS):
+        if self._following.waits_for:
             return
         with self._lock:
             self._state.settle()
@@ -277,7 +270,7 @@ class Extender:
         """Metrics."""
         with self._lock:
             nodes = self._board.nodes
-        return self.counts.families(self.mix, self._clock(), nodes, trouble=any(self._troubles.values()))
+        return self.counts.families(self.mix, self._clock(), nodes, trouble=self._following.trouble)
 
 
 def _distance(before: Mix, now: Mix) -> float:

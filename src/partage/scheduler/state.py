@@ -155,7 +155,7 @@ class ClusterState:
         try:
             spec = decode(SliceSpec, found.spec, strict=False)
         except CodecError as error:
-            self._say_unreadable("slice", name, str(error))  # of all nodes, or of a selector: none of ours
+            self._say_unreadable("slice", name, error)  # of all nodes, or of a selector: none of ours
             return
         self._slices[name] = spec.node_name
         self._pools[spec.pool.name] = spec.node_name
@@ -174,7 +174,7 @@ class ClusterState:
             try:
                 kind = self._names.of_device(device)
             except (ValueError, KeyError) as error:
-                self._say_unreadable("device", f"{device.pool}/{device.device.name}", str(error))
+                self._say_unreadable("device", f"{device.pool}/{device.device.name}", error)
                 continue
             given.append(KindDevice(device.pool, device.device.name, kind, closed))
         state.given = tuple(given)
@@ -190,7 +190,7 @@ class ClusterState:
         try:
             takings = _takings_of(found, self._driver)
         except CodecError as error:
-            self._say_unreadable("claim", key, str(error))
+            self._say_unreadable("claim", key, error)
             return
         for place, taken in takings.items():
             self._take(place, taken, 1)
@@ -212,10 +212,9 @@ class ClusterState:
             return
         self._classes[name] = device_class_of(name, found.spec)
 
-    def _say_unreadable(self, what: str, name: str, reason: str) -> None:
-        if (left_out := self._unreadable.left_out()) is not None:
-            extra = {"what": what, "object": name, "reason": reason, "left_out": left_out or None}
-            log.warning("object cannot be read, and does not count", extra=extra)
+    def _say_unreadable(self, what: str, name: str, reason: Exception) -> None:
+        event = "object cannot be read, and does not count"
+        self._unreadable.warn(log, event, reason, what=what, object=name)
 
     # --- what it is -----------------------------------------------------------------------------------
 

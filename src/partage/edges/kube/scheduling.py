@@ -5,7 +5,8 @@ driver, claims and device classes. Slices, claims and classes stay JSON here, in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import ceil
 from typing import Any, Protocol
@@ -163,6 +164,35 @@ class SchedulingSeen(Protocol):
 
     def answered(self, kind: str, trouble: str) -> None:
         """Whether the API server answers; trouble: why not."""
+
+
+class Following:
+    """How the watches of some kinds stand. Changes for the worse are logged. Any thread may ask."""
+
+    def __init__(self, kinds: Sequence[str], log: logging.Logger) -> None:
+        self._kinds, self._log = kinds, log
+        self._troubles = dict.fromkeys(kinds, "the API server has not answered yet")
+        self._complete: set[str] = set()
+
+    def listed(self, kind: str) -> None:
+        """All there are of it were told."""
+        self._complete.add(kind)
+
+    def answered(self, kind: str, trouble: str) -> None:
+        """As ``SchedulingSeen``."""
+        if trouble and trouble != self._troubles[kind]:
+            self._log.warning("cluster cannot be followed", extra={"kind": kind, "reason": trouble})
+        self._troubles[kind] = trouble
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Kinds of which not all were told yet, and why."""
+        return tuple(f"{kind}: {self._troubles[kind]}" for kind in self._kinds if kind not in self._complete)
+
+    @property
+    def trouble(self) -> bool:
+        """A watch is not answered now."""
+        return any(self._troubles.values())
 
 
 async def follow_scheduling(connection: Connection, driver: str, seen: SchedulingSeen) -> None:

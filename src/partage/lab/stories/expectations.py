@@ -120,8 +120,7 @@ def _counts(what: str, wanted: Mapping[str, int], found: Mapping[str, int]) -> I
 
 def _phases(expect: Expect, now: NodeSnapshot) -> Iterator[str]:
     for pattern, phase in expect.pods.items():
-        matching = [status for status in now.pods if fnmatchcase(status.pod.key, pattern)]
-        if not matching:
+        if not (matching := _matching(now, pattern)):
             yield f"no pod is called {pattern}"
         for status in matching:
             if status.phase != phase:
@@ -129,11 +128,14 @@ def _phases(expect: Expect, now: NodeSnapshot) -> Iterator[str]:
                 yield f"{status.pod.key} is {status.phase}{reason}, not {phase}"
 
 
+def _matching(now: NodeSnapshot, pattern: str) -> list[PodStatus]:
+    return [status for status in now.pods if fnmatchcase(status.pod.key, pattern)]
+
+
 def _environments(expect: Expect, now: NodeSnapshot) -> Iterator[str]:
     for key, variables in expect.env.items():
         pattern, _, container = key.partition(":")
-        matching = [status for status in now.pods if fnmatchcase(status.pod.key, pattern)]
-        if not matching:
+        if not (matching := _matching(now, pattern)):
             yield f"no pod is called {pattern}"
         for status in matching:
             for container_status in _containers(status, container):
