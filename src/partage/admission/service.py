@@ -26,7 +26,6 @@ from partage.edges.kube.resources import OwnerJson
 from partage.edges.kube.webhooks import WebhookObjects
 from partage.errors import Absent, ClusterError, Conflict
 from partage.serve_http.http import Answer, Page, PageRequest, alive_answer, ready_answer
-from partage.serve_http.metrics.durations import metrics_page
 from partage.serve_http.metrics.exposition import Family, metrics_page
 from partage.values import Frozen
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from partage.serve_http.metrics.durations import AnswerCounts
-from partage.serve_http.metrics.exposition import Family
+from partage.serve_http.metrics.exposition import AnswerCounts, Family
 from partage.values import Frozen
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)

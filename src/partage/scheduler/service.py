@@ -14,7 +14,6 @@ from partage.edges.kube.connection import Connection
 from partage.edges.kube.scheduling import follow_scheduling
 from partage.scheduler.extender import Extender
 from partage.serve_http.http import Answer, Page, PageRequest, alive_answer, ready_answer
-from partage.serve_http.metrics.durations import metrics_page
 from partage.serve_http.metrics.exposition import metrics_page
 
 PRIORITIZE = "/prioritize"

@@ -118,7 +118,7 @@ class ScoredNode(Protocol[Pod_contra]):
         """Higher is better."""
 
 
-class _Row:
+class _KnownRow:
     """scores: of each node. seen: how many changes they know."""
 
     def __init__(self, nodes: int) -> None:
@@ -132,7 +132,7 @@ class KnownScores(Generic[PodKind]):
     def __init__(self, nodes: Sequence[ScoredNode[PodKind]]) -> None:
         self._nodes = nodes
         self._changes: list[int] = []
-        self._rows: dict[PodKind, _Row] = {}
+        self._rows: dict[PodKind, _KnownRow] = {}
 
     def changed(self, place: int) -> None:
         """Something on this node is not as it was."""
@@ -142,7 +142,7 @@ class KnownScores(Generic[PodKind]):
         """By the place of the node, NO where the pod does not fit. It belongs to this object."""
         row = self._rows.get(pod)
         if row is None:
-            row = self._rows[pod] = _Row(len(self._nodes))
+            row = self._rows[pod] = _KnownRow(len(self._nodes))
         stale: set[int] | range = range(len(self._nodes))
         if row.seen is not None and len(self._changes) - row.seen < len(self._nodes):
             stale = set(self._changes[row.seen :])

@@ -1,11 +1,12 @@
-"""Metrics as text: Prometheus' text format 0.0.4, or OpenMetrics 1.0, and histograms, to which any thread may
-add. Own code: docs/adr/0100.
+"""Metrics as text: Prometheus' text format 0.0.4, or OpenMetrics 1.0; histograms and counts of answers, to
+which any thread may add. Own code: docs/adr/0100.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 
@@ -133,6 +134,33 @@ class Durations:
         with self._lock:
             buckets = list(zip(self._buckets_s, self._buckets, strict=True))
             return histogram_rows(buckets, self._sum_s, self._count)
+
+
+class AnswerCounts:
+    """Answers since the start. labels: of what they are counted by. first: values that are shown before they
+    come. seconds: how long they took.
+    """
+
+    def __init__(
+        self, labels: Sequence[str], buckets_s: Sequence[float], first: Iterable[Sequence[str]] = ()
+    ) -> None:
+        self._labels, self._lock = labels, threading.Lock()
+        self._counts: Counter[tuple[str, ...]] = Counter({tuple(values): 0 for values in first})
+        self.seconds = Durations(buckets_s)
+
+    def ended(self, seconds: float, *values: str) -> None:
+        """One answer. values: of the labels."""
+        with self._lock:
+            self._counts[values] += 1
+        self.seconds.ended(seconds)
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Of a counter."""
+        with self._lock:
+            return [
+                (label_text(list(zip(self._labels, values, strict=True))), float(count))
+                for values, count in self._counts.items()
+            ]
 
 
 def metrics_page(families: Callable[[], Iterable[Family]]) -> Page:
