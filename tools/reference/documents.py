@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -59,8 +59,8 @@ def _kind(struct: type[msgspec.Struct]) -> str:
 
 
 def _collect(struct: type[msgspec.Struct], rows: dict[str, type[msgspec.Struct]]) -> None:
-    for hint in get_type_hints(struct).values():
-        for inner in _structs_in(hint):
+    for field in msgspec.structs.fields(struct):
+        for inner in _structs_in(field.type):
             assert rows.get(inner.__name__, inner) is inner, f"two rows are called {inner.__name__}"
             if inner.__name__ not in rows:
                 rows[inner.__name__] = inner
@@ -78,10 +78,9 @@ def _structs_in(hint: Any) -> Iterator[type[msgspec.Struct]]:  # noqa: ANN401 - 
 
 def _section(title: str, struct: type[msgspec.Struct]) -> str:
     meanings = _meanings(struct)
-    hints = get_type_hints(struct)
     rows = [
-        (code(one.encode_name), _type(hints[one.name]), meanings.get(one.name, ""))
-        for one in msgspec.structs.fields(struct)
+        (code(field.encode_name), _type(field.type), meanings.get(field.name, ""))
+        for field in msgspec.structs.fields(struct)
     ]
     rows = [row for row in rows if row[0] != code("kind") or not _kind(struct)]
     about = _first(struct)
@@ -131,6 +130,8 @@ def _type(hint: Any) -> str:  # noqa: ANN401 - any annotation
     origin, inner = get_origin(hint), get_args(hint)
     if hint is None or hint is type(None):
         return "null"
+    if origin is Annotated:
+        return _type(inner[0])
     if origin is Literal:
         return ", ".join(code(str(one)) for one in inner)
     if origin in (Union, UnionType):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from partage.agent.reconciler.apply_once import ApplyResult
 from partage.agent.reconciler.executor import NEEDS_REBOOT, TransactionEnd, TransactionOutcome
-from partage.answers.documents.document import Document, PolicySource
+from partage.answers.documents.document import Document, GpuName, PolicySource
 from partage.answers.documents.plan import HolderRow, StepRow, blocked_fields, layout_fields, step_rows
 from partage.answers.documents.resources import ResourceRow
 from partage.answers.render.tables import plain_table
@@ -24,7 +24,6 @@ from partage.plan.reconcile.mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import Phase
 from partage.text import gpus
 from partage.text import gpus as gpus_text
-from partage.values import Frozen
 
 
 class GpuOutcome(StrEnum):
@@ -46,7 +45,7 @@ class GpuOutcome(StrEnum):
     PENDING_REBOOT = "pending-reboot"
 
 
-class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
+class AppliedGpuRow(GpuName, kw_only=True, omit_defaults=True):
     """One GPU.
 
     outcome: ``untouched``: something keeps all GPUs from being touched; ``partial``: neither as wanted nor as
@@ -55,8 +54,6 @@ class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     where something blocks it. rollback_failure: what could not be undone.
     """
 
-    index: int
-    uuid: GpuUuid
     outcome: GpuOutcome
     layout: tuple[str, ...] | None = None
     kept: tuple[str, ...] | None = None

@@ -11,24 +11,18 @@ from rich.text import Text
 
 from partage.answers.documents.document import Document, row
 from partage.doctor.decide.diagnose import Diagnosis, Explained, NotLooked
-from partage.doctor.decide.observation import Finding, repair_sentence
+from partage.doctor.decide.observation import Finding, Trouble, repair_sentence
 from partage.doctor.repair import Repaired
-from partage.errors import Severity
 from partage.text import count_of
 from partage.values import Frozen
 
 
-class FindingRow(Frozen):
+class FindingRow(Trouble):
     """One thing that is wrong. code: stable. evidence: what was seen, and where. fix: what to do next.
 
     repairs: what ``--fix`` does about it. explains: codes of findings that follow from it and are left out.
     """
 
-    code: str
-    severity: Severity
-    message: str
-    evidence: tuple[str, ...]
-    fix: str
     repairs: tuple[str, ...]
     explains: tuple[str, ...]
 

@@ -14,11 +14,11 @@ from partage.explain.decide.pod_and_node import (
     Cordoned,
     Counted,
     GpuView,
-    NodeTaintView,
     NodeView,
     Obstacle,
     PodNeeds,
 )
+from partage.explain.decide.reasons import NodeTaintView
 from partage.explain.pod_needs import amount_of, pods_of
 from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, GpuUuid, device_of
 from partage.model.node_labels import DOMAIN, NodeTaint

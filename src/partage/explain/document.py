@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from partage.admission.decide.former import FormerPod, FormerWords
-from partage.answers.documents.document import Document
+from partage.answers.documents.document import Document, GpuName
 from partage.claims.decide.nearest import device_words
 from partage.explain.decide.changes import (
     AskFewer,
@@ -22,7 +22,7 @@ from partage.explain.decide.gpus import GpuVerdict
 from partage.explain.decide.job import JobNodeVerdict
 from partage.explain.decide.pod_and_node import PodNeeds
 from partage.explain.decide.reasons import GpuReason, NodeReason, NoDeviceEver, NoDevicesForClaims
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
+from partage.model.ids import DeviceUuid, ResourceName, ShareId
 from partage.model.share import Guarantee
 from partage.plan.serve.ledger_entry import Certainty
 from partage.slurm.model import JobId
@@ -53,11 +53,9 @@ class ReasonRow(Frozen):
     text: str
 
 
-class ExplainedGpuRow(Frozen):
+class ExplainedGpuRow(GpuName):
     """One GPU. reason: why it cannot give what is asked for; None: it can."""
 
-    index: int
-    uuid: GpuUuid
     reason: ReasonRow | None
     change: ChangeRow | None
 

@@ -85,13 +85,9 @@ UNASKED = HeldBack(PolicyReason.ROLLOUT_WAITS, "it is not known yet whether it i
 """As long as the cluster has not been asked."""
 
 
-class PolicyReport(Frozen):
-    """The policy in force, and the problems of the one that was asked for.
-
-    config: its name in a directory, or which configuration of a file. chosen_by: ``label
-    partage.dev/policy``, ``default``, ``fallback named``; empty where there is no choice.
-    revision: of the policy in force, wanted: of the one that was asked for, wanted_config its name; empty if
-    it is not known.
+class PolicyInForce(Frozen):
+    """The policy in force. problems: of the one that was asked for; reason: whether that one is in force, and
+    why not. config: its name in a directory, or which configuration of a file. digest: of its text.
     """
 
     state: PolicyState
@@ -99,8 +95,18 @@ class PolicyReport(Frozen):
     config: str | None = None
     digest: str = ""
     problems: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
     reason: PolicyReason = PolicyReason.IN_FORCE
+
+
+class PolicyReport(PolicyInForce):
+    """The policy in force, and the problems of the one that was asked for.
+
+    chosen_by: ``label partage.dev/policy``, ``default``, ``fallback named``; empty where there is no choice.
+    revision: of the policy in force, wanted: of the one that was asked for, wanted_config its name; empty if
+    it is not known.
+    """
+
+    warnings: tuple[Problem, ...] = ()
     chosen_by: str = ""
     revision: str = ""
     wanted: str = ""

@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 
 from partage.answers.documents.lab import API_VERSION
 from partage.errors import Problem
+from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
 T = TypeVar("T")
@@ -40,6 +41,13 @@ class PolicySource(Frozen):
 
     source: str
     format: str
+
+
+class GpuName(Frozen):
+    """Which GPU of the node it is. index: NVML's."""
+
+    index: int
+    uuid: GpuUuid
 
 
 def row(kind: type[T], value: object, **given: object) -> T:

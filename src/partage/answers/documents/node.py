@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from partage.answers.documents.document import row
+from partage.answers.documents.document import GpuName, row
 from partage.model.geometry import Placement
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, MigMode, NoDriver
-from partage.model.ids import GpuUuid, MigUuid, PciBusId
+from partage.model.ids import MigUuid, PciBusId
 from partage.values import Frozen
 
 
@@ -33,11 +33,9 @@ class MigDeviceRow(Frozen):
     memory_bytes: int
 
 
-class GpuRow(Frozen):
+class GpuRow(GpuName):
     """One GPU that answers. compute_capability: ``9.0``. compute_mode, recovery_action: NVML's words."""
 
-    index: int
-    uuid: GpuUuid
     minor: int
     product: str
     architecture: str

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from partage.answers.documents.document import Document, row
+from partage.answers.documents.document import Document, GpuName, row
+from partage.answers.documents.resources import HeldShare
 from partage.answers.wording import who_holds
 from partage.model.gpu import Gpu, Inventory
 from partage.model.gpu_use import GpuUse, UseKind
-from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.step import PlannedStep, StartDaemonAt, blast_radius, gpus_of
 from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind
 from partage.plan.reconcile.mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import NodePlan, Phase
-from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import LedgerEntry
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -55,16 +56,13 @@ class HolderRow(Frozen):
     why: str
 
 
-class HeldRow(Frozen, kw_only=True):
+class HeldRow(HeldShare, kw_only=True):
     """One held share. holders: ``namespace/pod/container``; several: ambiguous."""
 
-    resource: ResourceName
-    id: ShareId
-    certainty: Certainty
     holders: tuple[str, ...]
 
 
-class PlannedGpuRow(Frozen, kw_only=True, omit_defaults=True):
+class PlannedGpuRow(GpuName, kw_only=True, omit_defaults=True):
     """The plan of one GPU. reason: why it is not settled, a sentence. steps: those that remain, in order; a
     step of several GPUs stands with each of them. waiting_for: held shares that its change waits for.
 
@@ -72,8 +70,6 @@ class PlannedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     only with a MIG layout. refusal, holders: only where something blocks it.
     """
 
-    index: int
-    uuid: GpuUuid
     phase: Phase
     reason: str | None
     layout: tuple[str, ...] | None = None

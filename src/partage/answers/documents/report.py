@@ -13,27 +13,26 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Raw
 
 from partage.agent.status.readiness import ReadinessReason
-from partage.answers.documents.document import Document
+from partage.answers.documents.document import Document, GpuName
 from partage.answers.documents.node import NodeRow
-from partage.answers.documents.resources import ResourceRow
+from partage.answers.documents.resources import HeldShare, ResourceRow
 from partage.answers.documents.use import UseRow, WatchRow
 from partage.answers.wording import pod_name, standing
 from partage.codec.values import CodecError, decode
 from partage.edges.host.read_file import read_regular
-from partage.errors import Problem
 from partage.model.gpu import Inventory, LostGpu
 from partage.model.gpu_use import LeftProcess
 from partage.model.health import HealthState
-from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId
+from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ShareId
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Policy
 from partage.model.share import NodeOffer
 from partage.model.strategy import Strategy
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
-from partage.plan.report import JobLimit, MigConfigReport, PolicyReason, PolicyState
+from partage.plan.report import JobLimit, MigConfigReport, PolicyInForce
 from partage.plan.serve.cordon import cordon_sentence
-from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Hold, Holder
+from partage.plan.serve.ledger_entry import HeldLimit, Hold, Holder
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -54,18 +53,12 @@ class ReportingAgent(Frozen):
     turns: int
 
 
-class PolicyRow(Frozen):
+class PolicyRow(PolicyInForce):
     """The policy in force. problems: errors and warnings of the one that was asked for; reason: whether that
     one is in force, and why not; message: the same for people. chosen_by: what chose it; empty: there is no
     choice. revision, wanted: what a rollout knows the policy in force as, and the one that was asked for.
     """
 
-    state: PolicyState
-    source: str
-    config: str | None
-    digest: str
-    problems: tuple[Problem, ...]
-    reason: PolicyReason = PolicyReason.IN_FORCE
     message: str = ""
     chosen_by: str = ""
     revision: str = ""
@@ -79,7 +72,7 @@ class HealthRow(Frozen):
     reason: str
 
 
-class EntryRow(Frozen):
+class EntryRow(HeldShare, kw_only=True):
     """One held share. holders: several: ambiguous. since: RFC 3339, as all times here.
 
     ended_at: when the kubelet named nobody any more. former_pods: UIDs of the pods whose processes have not
@@ -89,9 +82,6 @@ class EntryRow(Frozen):
     read of the driver's memory limit of its container; null: its share has none.
     """
 
-    resource: ResourceName
-    id: ShareId
-    certainty: Certainty
     holders: tuple[Holder, ...]
     since: str
     ended_at: str | None = None
@@ -124,7 +114,7 @@ class DaemonRow(Frozen):
     doubt: str | None = None
 
 
-class ReportedGpuRow(Frozen):
+class ReportedGpuRow(GpuName):
     """One GPU. instances: by id of the GPU instance. lost: why it does not answer.
 
     phase: None: there is no plan. reason: why it is not settled. waiting_for: shares that must be released
@@ -132,8 +122,6 @@ class ReportedGpuRow(Frozen):
     gets another share of it.
     """
 
-    index: int
-    uuid: GpuUuid
     product: str
     strategy: Strategy | None
     wanted_strategy: Strategy | None

@@ -1,15 +1,16 @@
-"""What is offered under which resource name: the rows of ``resources``."""
+"""What is offered under which resource name: the rows of ``resources``; what every held share has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from partage.answers.documents.document import row
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
+from partage.answers.documents.document import GpuName, row
+from partage.model.ids import DeviceUuid, ResourceName, ShareId
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
 from partage.model.strategy import Interval, Strategy
 from partage.plan.reconcile.verification import stated_guarantee
+from partage.plan.serve.ledger_entry import Certainty
 from partage.values import Frozen
 
 Verify = Callable[[DeviceOffer], Guarantee | None]
@@ -46,13 +47,11 @@ class ResourceDeviceRow(Frozen, kw_only=True, omit_defaults=True):
     by_memory: bool = False
 
 
-class ResourceGpuRow(Frozen):
+class ResourceGpuRow(GpuName):
     """What one GPU adds to a resource. memory_bytes: of the smallest share, where shares differ.
     planned: a MIG device in it has still to be made.
     """
 
-    index: int
-    uuid: GpuUuid
     count: int
     strategy: Strategy
     guarantee: Guarantee
@@ -79,6 +78,14 @@ class ResourceRow(Frozen):
     promised: Guarantee | None
     verified: Guarantee | None
     gpus: tuple[ResourceGpuRow, ...]
+
+
+class HeldShare(Frozen, kw_only=True):
+    """A share that is held, and how sure that is."""
+
+    resource: ResourceName
+    id: ShareId
+    certainty: Certainty
 
 
 def resource_rows(offer: NodeOffer, verify: Verify | None = None) -> tuple[ResourceRow, ...]:

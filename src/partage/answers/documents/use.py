@@ -5,7 +5,7 @@ keeps, and what its watchdog saw last.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, cast
+from typing import Generic, Literal, TypeVar, cast
 
 from msgspec import Raw, field
 
@@ -23,16 +23,24 @@ TimeOf = Callable[[float], str]
 """A time of the agent's clock as RFC 3339, in UTC, to the millisecond."""
 
 
-class UsageRow(Frozen):
+Name = TypeVar("Name")
+
+
+class ContainerOnDevice(Frozen, Generic[Name]):
+    """A container that uses a GPU or MIG device. Name: of text; or None, too, where it may not be known."""
+
+    gpu: GpuUuid
+    device: DeviceUuid
+    namespace: Name
+    pod: Name
+    container: Name
+
+
+class UsageRow(ContainerOnDevice[str | None]):
     """What one container uses of a device. pids: its processes. at_least: some of its processes have no
     figure. share_bytes: memory of its shares. over: it uses more than its shares.
     """
 
-    gpu: GpuUuid
-    device: DeviceUuid
-    namespace: str | None
-    pod: str | None
-    container: str | None
     container_id: ContainerId
     pids: tuple[int, ...]
     used_bytes: int
@@ -109,16 +117,11 @@ class SampledGpuRow(Frozen):
     power_limit_w: float | None
 
 
-class ContainerUseRow(Frozen):
+class ContainerUseRow(ContainerOnDevice[str]):
     """One container on one GPU or MIG device. used_bytes: None: not known; at_least: some of its processes
     have no figure. peak_bytes: the highest since it began. utilisation: its part of the GPU's time, 0 to 1.
     """
 
-    gpu: GpuUuid
-    device: DeviceUuid
-    namespace: str
-    pod: str
-    container: str
     used_bytes: int | None
     at_least: bool
     peak_bytes: int | None

@@ -362,11 +362,11 @@ def repair_sentence(repair: Repair) -> str:
     return _DOES[type(repair)].format(repair.path)
 
 
-class Finding(Frozen):
+class Trouble(Frozen):
     """One thing that is wrong.
 
     code: stable, for programs. message: what is wrong, a sentence. evidence: what was seen and where, one
-    clause each. fix: what to do next, a sentence. repairs: what ``--fix`` does about it.
+    clause each. fix: what to do next, a sentence.
     """
 
     code: str
@@ -374,6 +374,11 @@ class Finding(Frozen):
     message: str
     evidence: tuple[str, ...]
     fix: str
+
+
+class Finding(Trouble):
+    """What a check has found. repairs: what ``--fix`` does about it."""
+
     repairs: tuple[Repair, ...] = ()
 
 

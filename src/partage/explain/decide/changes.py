@@ -179,16 +179,23 @@ class DropNodeName(Tagged):
         return f"take nodeName: {self.node} out of the pod"
 
 
-class ClaimLess(Tagged):
-    """A request of a claim asks for less. source: the object that has it. now, then: as in a manifest.
-    theirs: the same in the words of the system for which the pod was written; empty: for none.
+class ClaimChange(Tagged):
+    """A request of a claim asks for something else. source: the object that has it. now, then: as in a
+    manifest.
     """
 
     source: str
     request: str
-    capacity: str
     now: str
     then: str
+
+
+class ClaimLess(ClaimChange):
+    """It asks for less of a capacity. theirs: the same in the words of the system for which the pod was
+    written; empty: for none.
+    """
+
+    capacity: str
     theirs: str = ""
 
     def __str__(self) -> str:
@@ -200,13 +207,8 @@ class ClaimLess(Tagged):
         )
 
 
-class ClaimOtherClass(Tagged):
-    """A request of a claim names another class."""
-
-    source: str
-    request: str
-    now: str
-    then: str
+class ClaimOtherClass(ClaimChange):
+    """It names another class."""
 
     def __str__(self) -> str:
         return (

@@ -305,7 +305,7 @@ def _less(source: str, way: WayVerdict, words: ClaimWords | None) -> Iterator[Cl
     for name, (most, device) in found.items():
         now = amount_words(way.way.amounts[name])
         if words is None:
-            yield ClaimLess(source, way.way.name, name, now, amount_words(most))
+            yield ClaimLess(source, way.way.name, now, amount_words(most), name)
             continue
         total = amount_of(device.device, MEMORY) if MEMORY in device.device.capacity else Decimal(0)
         for word in words.amounts:
@@ -313,7 +313,7 @@ def _less(source: str, way: WayVerdict, words: ClaimWords | None) -> Iterator[Cl
             if word.capacity == name and number > 0:
                 then = amount_words(word.amount(number, total))
                 theirs = f"{word.then(number)} in {listed(words.containers, SHOWN)}"
-                yield ClaimLess(source, way.way.name, name, now, then, theirs)
+                yield ClaimLess(source, way.way.name, now, then, name, theirs)
 
 
 def _ways_now(missed: Unplaced, node: NodeView, book: ClaimBook, pod: PodNeeds) -> Iterator[Change]:

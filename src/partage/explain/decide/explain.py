@@ -125,8 +125,7 @@ def after_offer(pod: PodNeeds, node: NodeView) -> NodeFinding | None:
         if taint.effect not in KEEPS_AWAY or taint.key == _UNSCHEDULABLE:
             continue
         if not _tolerates(pod, taint.key, taint.value, taint.effect):
-            reason = Tainted(taint.key, taint.value, taint.effect, taint.why)
-            return NodeFinding(reason, ((Tolerate(taint.key, taint.value, taint.effect),),))
+            return NodeFinding(Tainted(taint), ((Tolerate(taint.key, taint.value, taint.effect),),))
     return None
 
 

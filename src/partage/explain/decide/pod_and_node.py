@@ -18,6 +18,7 @@ from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.scheduling import PodClaim
 from partage.claims.model.claim import ClaimRequest, ClaimSpec, DeviceAsk, DeviceClass
 from partage.claims.model.names import OWN_NAMES, ClaimNames
+from partage.explain.decide.reasons import NodeTaintView
 from partage.kubernetes.decide.node_rules import Term, Toleration
 from partage.model.claim import Demands
 from partage.model.gpu import Inventory, Link
@@ -131,15 +132,6 @@ class Counted(Frozen):
     @property
     def free(self) -> int:
         return self.total - self.used
-
-
-class NodeTaintView(Frozen):
-    """A taint. why: what set it, a sentence; empty: not known."""
-
-    key: str
-    value: str
-    effect: str
-    why: str = ""
 
 
 class NodeView(Frozen):

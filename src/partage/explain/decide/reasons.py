@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partage.explain.decide.amounts import Unit
 from partage.text import listed
-from partage.values import Tagged
+from partage.values import Frozen, Tagged
 
 SHOWN = 6
 """Names in a sentence."""
@@ -124,17 +124,23 @@ class NodeCordoned(Tagged):
         return "the node takes no new pods: it is cordoned (kubectl cordon)"
 
 
-class Tainted(Tagged):
-    """A taint that the pod does not tolerate."""
+class NodeTaintView(Frozen):
+    """A taint. why: what set it, a sentence; empty: not known."""
 
     key: str
     value: str
     effect: str
     why: str = ""
 
+
+class Tainted(Tagged):
+    """A taint that the pod does not tolerate."""
+
+    taint: NodeTaintView
+
     def __str__(self) -> str:
-        taint = taint_text(self.key, self.value, self.effect)
-        return f"the node has the taint {taint}" + (f", because {self.why}" if self.why else "")
+        taint = taint_text(self.taint.key, self.taint.value, self.taint.effect)
+        return f"the node has the taint {taint}" + (f", because {self.taint.why}" if self.taint.why else "")
 
 
 def taint_text(key: str, value: str, effect: str) -> str:
