@@ -15,12 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct, field
 
 from partage.claims.agent.afterwards import Afterwards
-from partage.claims.agent.enforcing import Enforcing
-from partage.claims.agent.holds import ClaimHolds
-from partage.claims.agent.making import Making
-from partage.claims.agent.ports import ClaimReader, ClaimRecords, ClaimStep, StepTaken
-from partage.claims.agent.published import ClaimFiles, PublishedDevices
-from partage.claims.agent.taking_back import TakingBack
+from partage.claims.agent.ports import ClaimStep
+from partage.claims.agent.taking_back import ClaimWork, TakingBack
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi
 from partage.claims.model.claim import Claim
@@ -60,40 +56,30 @@ log = logging.getLogger(__name__)
 
 
 class ClaimDriver:
-    """Answers the kubelet: see ``DraHandler``. now: what claims can get. holds: what they have."""
+    """Answers the kubelet: see ``DraHandler``."""
 
     def __init__(
         self,
-        holds: ClaimHolds,
-        now: PublishedDevices,
-        clock: Callable[[], float],
-        ask: Callable[[], None],
-        *,
-        reader: ClaimReader,
-        records: ClaimRecords,
-        files: ClaimFiles,
-        enforcing: Enforcing,
-        making: Making,
+        work: ClaimWork,
         back: TakingBack,
         later: Afterwards,
+        *,
+        clock: Callable[[], float],
+        ask: Callable[[], None],
         say: Callable[[ClaimRecord], None],
-        taken: StepTaken,
     ) -> None:
-        """ask: for a turn of the loop at once. say: told of each claim that is prepared. taken: told of each
-        step."""
-        self._holds, self._now, self._clock, self._ask = holds, now, clock, ask
-        self._reader, self._records, self._files = reader, records, files
-        self._enforcing, self._making, self._back = enforcing, making, back
-        self._later, self._say, self._taken = later, say, taken
+        """ask: for a turn of the loop at once. say: told of each claim that is prepared."""
+        self._work, self._back, self._later = work, back, later
+        self._clock, self._ask, self._say = clock, ask, say
         self.counts = ClaimCounts()
 
     def conditions(self) -> ConditionList:
         """The health of all devices of the pool."""
-        return self._now.conditions
+        return self._work.now.conditions
 
     async def changed(self, seen_version: int) -> None:
         """Return when the version of ``conditions`` is no longer seen_version."""
-        await self._now.changed(seen_version)
+        await self._work.now.changed(seen_version)
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
         """By UID: the devices, or why there are none now."""
@@ -102,7 +88,7 @@ class ClaimDriver:
         try:
             answers = await self._all_prepared(claims)
         except asyncio.CancelledError:  # the kubelet does not wait any more
-            self._making.gave_up(ref.uid for ref in claims)
+            self._work.making.gave_up(ref.uid for ref in claims)
             raise
         finally:
             self._later.called()
@@ -113,7 +99,7 @@ class ClaimDriver:
         """By UID: why it cannot be taken back now; empty: it is, or was never prepared."""
         answers = {}
         self._later.called()
-        async with self._holds.turn:
+        async with self._work.holds.turn:
             for ref in claims:
                 answers[ref.uid] = await self._back.unless_used(ref.uid)
         self._later.called()
@@ -123,7 +109,7 @@ class ClaimDriver:
         self, claims: Sequence[ClaimRef]
     ) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
         """What is begun under the lock is ended under it, also if the kubelet does not wait."""
-        unknown = [ref for ref in claims if not self._holds.is_prepared(ref.uid)]
+        unknown = [ref for ref in claims if not self._work.holds.is_prepared(ref.uid)]
         read = await asyncio.gather(*(self._read(ref) for ref in unknown))
         by_uid = {ref.uid: claim for ref, claim in zip(unknown, read, strict=True)}
         first = await asyncio.shield(self._each_prepared(claims, by_uid))
@@ -143,12 +129,12 @@ class ClaimDriver:
     async def _each_prepared(
         self, claims: Sequence[ClaimRef], by_uid: Mapping[str, Claim | RefusedClaim]
     ) -> dict[ClaimRef, tuple[PreparedDevice, ...] | str | Granted]:
-        async with self._holds.turn:
+        async with self._work.holds.turn:
             return {ref: await self._prepared(ref, by_uid.get(ref.uid)) for ref in claims}
 
     async def _read(self, ref: ClaimRef) -> Claim | RefusedClaim:
         try:
-            return await self._reader.claim(ref.namespace, ref.name)
+            return await self._work.reader.claim(ref.namespace, ref.name)
         except Absent:
             return RefusedClaim(RefusalReason.REPLACED, f"claim {ref} does not exist any more")
         except (ClusterError, ValueError) as error:
@@ -158,21 +144,21 @@ class ClaimDriver:
         self, ref: ClaimRef, claim: Claim | RefusedClaim | None
     ) -> tuple[PreparedDevice, ...] | str | Granted:
         """Granted: its devices have still to be made, and it is recorded that they are wanted."""
-        record = self._holds.kept.get(ref.uid)
+        record = self._work.holds.kept.get(ref.uid)
         if record is not None and record.state is ClaimState.PREPARED:
-            await self._files.mend(record)
+            await self._work.files.mend(record)
             return record.answer
         granted = self._judged(ref, claim)
         if isinstance(granted, RefusedClaim):
             return self._refused(granted)
         try:
-            if not self._making.is_there(granted):
+            if not self._work.making.is_there(granted):
                 await self._begun(granted)
                 return granted
             pods = claim.pods if isinstance(claim, Claim) else ()
-            return await self._carried_out(granted, self._files.content(granted), pods)
+            return await self._carried_out(granted, self._work.files.content(granted), pods)
         except (PartageError, AllocationRefused) as error:
-            if ref.uid in self._holds.kept:
+            if ref.uid in self._work.holds.kept:
                 await self._back.at_once(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
 
@@ -180,17 +166,17 @@ class ClaimDriver:
         self, ref: ClaimRef, claim: Claim | RefusedClaim | None, granted: Granted
     ) -> tuple[str, tuple[PreparedDevice, ...] | str]:
         """UID and answer of a claim once its devices are there, or why they are not."""
-        reason = await self._making.until_there(granted)
+        reason = await self._work.making.until_there(granted)
         if not reason:
-            await self._taken(ClaimStep.MADE, ref)
+            await self._work.taken(ClaimStep.MADE, ref)
         return ref.uid, await asyncio.shield(self._finished(ref, claim, granted, reason))
 
     async def _finished(
         self, ref: ClaimRef, claim: Claim | RefusedClaim | None, granted: Granted, reason: str
     ) -> tuple[PreparedDevice, ...] | str:
         """reason: why its devices are not there; empty: they are."""
-        async with self._holds.turn:
-            if ref.uid not in self._holds.kept:
+        async with self._work.holds.turn:
+            if ref.uid not in self._work.holds.kept:
                 return f"claim {ref} was taken back while it was prepared"
             answer: tuple[PreparedDevice, ...] | str | Granted = granted
             if not reason:
@@ -213,60 +199,60 @@ class ClaimDriver:
         """What the claim gets. Nothing is changed."""
         if claim is None or isinstance(claim, RefusedClaim):
             return claim or RefusedClaim(RefusalReason.UNREADABLE, "the claim was taken back meanwhile")
-        if self._now.terms is None:
+        if self._work.now.terms is None:
             return RefusedClaim(
                 RefusalReason.STEP, "the node has not been observed yet; it is tried again by itself"
             )
-        devices, before = self._now.devices, self._holds.before_boot.get(ref.uid)
+        devices, before = self._work.now.devices, self._work.holds.before_boot.get(ref.uid)
         rows = (devices.named(result.device) for result in claim.results)
         granted = grant(
             claim,
             ref,
             devices,
-            self._holds.on({row.gpu for row in rows if row is not None}),
-            self._holds.of_others(),
+            self._work.holds.on({row.gpu for row in rows if row is not None}),
+            self._work.holds.of_others(),
             recorded=before.gpus if before else {},
-            in_force=self._enforcing.in_force,
-            guard=self._now.guard,
+            in_force=self._work.enforcing.in_force,
+            guard=self._work.now.guard,
         )
         if isinstance(granted, RefusedClaim):
             return granted
         for share in granted.shares:
-            if (closed := self._now.closed(share)) is not None:
+            if (closed := self._work.now.closed(share)) is not None:
                 text = f"claim {ref} was given {share.device}, which {closed.reason}"
                 return RefusedClaim(RefusalReason.HELD, f"{text}; it is tried again by itself")
         return granted
 
     async def _begun(self, granted: Granted) -> None:
         """Record that a claim wants devices that have still to be made. Raises HardwareError."""
-        terms = self._now.terms
+        terms = self._work.now.terms
         assert terms is not None
         boot_id = terms.inventory.boot_id
-        self._making.given_up.discard(granted.claim.uid)
-        await self._making.note(granted, boot_id)
-        await self._taken(ClaimStep.PLACE_NOTED, granted.claim)
+        self._work.making.given_up.discard(granted.claim.uid)
+        await self._work.making.note(granted, boot_id)
+        await self._work.taken(ClaimStep.PLACE_NOTED, granted.claim)
         await self._keep(ClaimRecord(granted.claim, ClaimState.STARTED, boot_id, granted.shares))
-        await self._taken(ClaimStep.STARTED, granted.claim)
+        await self._work.taken(ClaimStep.STARTED, granted.claim)
         self._ask()
 
     async def _carried_out(
         self, granted: Granted, cdi: ClaimCdi, pods: tuple[PodUid, ...]
     ) -> tuple[PreparedDevice, ...]:
         """Raises HardwareError."""
-        claim, terms = granted.claim, self._now.terms
+        claim, terms = granted.claim, self._work.now.terms
         assert terms is not None
         boot_id = terms.inventory.boot_id
-        await self._taken(ClaimStep.JUDGED, claim)
+        await self._work.taken(ClaimStep.JUDGED, claim)
         started = ClaimRecord(granted.claim, ClaimState.STARTED, boot_id, granted.shares, pods=pods)
         await self._keep(started)
-        await self._taken(ClaimStep.STARTED, claim)
-        await self._enforcing.hold(granted.shares)
-        await self._taken(ClaimStep.LIMITED, claim)
+        await self._work.taken(ClaimStep.STARTED, claim)
+        await self._work.enforcing.hold(granted.shares)
+        await self._work.taken(ClaimStep.LIMITED, claim)
         done = prepared(started, cdi.ids)
-        await self._files.write(done, cdi)
-        await self._taken(ClaimStep.FILE_WRITTEN, claim)
+        await self._work.files.write(done, cdi)
+        await self._work.taken(ClaimStep.FILE_WRITTEN, claim)
         await self._keep(done)
-        await self._taken(ClaimStep.PREPARED, claim)
+        await self._work.taken(ClaimStep.PREPARED, claim)
         log.info(
             "a claim is prepared",
             extra={"claim": str(granted.claim), "devices": _devices(granted.shares)},
@@ -281,16 +267,16 @@ class ClaimDriver:
         Raises HardwareError, and then nothing has changed.
         """
         uid = record.claim.uid
-        before = self._holds.kept.get(uid)
-        self._holds.put(record)
+        before = self._work.holds.kept.get(uid)
+        self._work.holds.put(record)
         if record.state is ClaimState.STARTED:
             if any(share.config.interval is not None for share in record.shares):
                 self._ask()  # it is waited for: the planner sets time slices
-            await self._taken(ClaimStep.HELD, record.claim)
+            await self._work.taken(ClaimStep.HELD, record.claim)
         try:
-            await asyncio.to_thread(self._records.save, record)
+            await asyncio.to_thread(self._work.records.save, record)
         except PartageError:
-            self._holds.put_back(uid, before)
+            self._work.holds.put_back(uid, before)
             raise
 
 

@@ -19,7 +19,7 @@ from partage.claims.agent.making import Making
 from partage.claims.agent.ports import StepTaken, go_on
 from partage.claims.agent.published import ClaimFiles, PublishedDevices
 from partage.claims.agent.publisher import Publisher
-from partage.claims.agent.taking_back import ClaimEnds, TakingBack
+from partage.claims.agent.taking_back import ClaimEnds, ClaimWork, TakingBack
 from partage.claims.agent.upkeep import ClaimUpkeep
 from partage.claims.decide.slices import slices_of
 from partage.claims.decide.status import held_now
@@ -87,51 +87,32 @@ class ClaimsOfNode:
         # What a pod waits for does not wait for what none does: that has a connection of its own.
         self._connections = tuple(Connection(options.cluster, keep=True) for _ in range(2))
         asked, told = map(ResourceApi, self._connections)
-        reader = ApiClaims(asked, names.driver)
         self._later = Afterwards(clock, ask, self._records)
         self._now = now = PublishedDevices(names, options.node_name)
         self._holds = holds = ClaimHolds(ledger, clock, self._later.ask, kept)
         self._status = ClaimStatusWriter(told, names.driver, self._later.quiet)
         self._enforcing = Enforcing(hardware.perform)
         self._ends = ClaimEnds(hardware, options.container_logs, clock)
-        files = ClaimFiles(self._cdi, now)
-        back = TakingBack(
-            ledger,
+        work = ClaimWork(
             holds,
             now,
+            reader=ApiClaims(asked, names.driver),
             records=self._records,
-            files=files,
+            files=ClaimFiles(self._cdi, now),
             enforcing=self._enforcing,
-            ends=self._ends,
-            ended=self._status.forget,
-            ask=self._later.ask,
+            making=self._making,
             taken=taken,
         )
+        back = TakingBack(work, ledger, self._ends, ended=self._status.forget, ask=self._later.ask)
         self._driver = ClaimDriver(
-            holds,
-            now,
-            clock,
-            ask,
-            reader=reader,
-            records=self._records,
-            files=files,
-            enforcing=self._enforcing,
-            making=self._making,
-            back=back,
-            later=self._later,
+            work,
+            back,
+            self._later,
+            clock=clock,
+            ask=ask,
             say=lambda record: self._status.say(self._held_now(record)),
-            taken=taken,
         )
-        self._upkeep = ClaimUpkeep(
-            holds,
-            now,
-            back=back,
-            files=files,
-            enforcing=self._enforcing,
-            making=self._making,
-            reader=reader,
-            prepare=self._driver.prepare,
-        )
+        self._upkeep = ClaimUpkeep(work, back, self._driver.prepare)
         self._publisher = Publisher(told, options.node_name, names.driver, ask)
         sockets = DraSockets(options.plugins_dir, options.registry_dir, names.driver, options.pod_uid)
         self._server = DraServer(self._driver, sockets, ask)

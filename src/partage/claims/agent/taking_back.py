@@ -12,9 +12,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from msgspec import Struct
+
 from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.holds import ClaimHolds
-from partage.claims.agent.ports import ClaimRecords, ClaimStep, StepTaken
+from partage.claims.agent.making import Making
+from partage.claims.agent.ports import ClaimReader, ClaimRecords, ClaimStep, StepTaken
 from partage.claims.agent.published import ClaimFiles, PublishedDevices
 from partage.claims.model.grant import ClaimRecord
 from partage.edges.hardware.port import Hardware
@@ -134,26 +137,35 @@ class ClaimEnds:
 log = logging.getLogger(__name__)
 
 
+class ClaimWork(Struct):
+    """What those need alike who prepare claims, mend them and take them back. now: what claims can get.
+    holds: what they have. taken: told of each step.
+    """
+
+    holds: ClaimHolds
+    now: PublishedDevices
+    reader: ClaimReader
+    records: ClaimRecords
+    files: ClaimFiles
+    enforcing: Enforcing
+    making: Making
+    taken: StepTaken
+
+
 class TakingBack:
     """Call it with the lock of the holds. ended: told of each claim that has ended. ask: for a turn."""
 
     def __init__(
         self,
+        work: ClaimWork,
         ledger: Ledger,
-        holds: ClaimHolds,
-        now: PublishedDevices,
-        *,
-        records: ClaimRecords,
-        files: ClaimFiles,
-        enforcing: Enforcing,
         ends: ClaimEnds,
+        *,
         ended: Callable[[str], None],
         ask: Callable[[], None],
-        taken: StepTaken,
     ) -> None:
-        self._ledger, self._holds, self._now = ledger, holds, now
-        self._records, self._files, self._enforcing, self._ends = records, files, enforcing, ends
-        self._ended, self._ask, self._taken = ended, ask, taken
+        self._work, self._ledger, self._ends = work, ledger, ends
+        self._ended, self._ask = ended, ask
 
     async def unless_used(self, uid: str) -> str:
         """Why it cannot be taken back: something of its pods still runs; empty: it is taken back.
@@ -161,7 +173,7 @@ class TakingBack:
         A process that does not end for long, as one that hangs in the driver, keeps its shares, and the
         kubelet does not wait any longer.
         """
-        record = self._holds.kept.get(uid)
+        record = self._work.holds.kept.get(uid)
         if record is None or (there := await self._ends.still_there(record)) is None:
             return await self.at_once(uid)
         if not self._ends.is_over(record):
@@ -170,7 +182,7 @@ class TakingBack:
                 extra={"claim": str(record.claim), "reason": there.reason},
             )
             return f"claim {record.claim} is not taken back yet: {there.reason}"
-        left = self._ends.ending(record, there.pods, self._holds.since_s[uid])
+        left = self._ends.ending(record, there.pods, self._work.holds.since_s[uid])
         reason = await self.at_once(uid, close=not left)
         if not reason:
             self._ledger.restore_ending(left)
@@ -180,21 +192,21 @@ class TakingBack:
     async def at_once(self, uid: str, *, close: bool = True) -> str:
         """Why it cannot be taken back; empty: nothing is left of it, nor of what it was before a reboot.
         close: also what it was allowed."""
-        record = self._holds.kept.get(uid) or self._holds.before_boot.get(uid)
+        record = self._work.holds.kept.get(uid) or self._work.holds.before_boot.get(uid)
         if record is None:
             return ""
         try:
-            await self._files.remove(uid)
-            await self._taken(ClaimStep.FILE_REMOVED, record.claim)
-            await asyncio.to_thread(self._records.remove, uid)
+            await self._work.files.remove(uid)
+            await self._work.taken(ClaimStep.FILE_REMOVED, record.claim)
+            await asyncio.to_thread(self._work.records.remove, uid)
         except PartageError as error:
             return str(error)
-        await self._taken(ClaimStep.FORGOTTEN, record.claim)
-        self._holds.drop(uid)
+        await self._work.taken(ClaimStep.FORGOTTEN, record.claim)
+        self._work.holds.drop(uid)
         self._ended(uid)
         if close:
-            await self._enforcing.release(record.shares)
-        if any(share.place or share.device in self._now.devices.places for share in record.shares):
+            await self._work.enforcing.release(record.shares)
+        if any(share.place or share.device in self._work.now.devices.places for share in record.shares):
             self._ask()
         log.info("a claim is taken back", extra={"claim": str(record.claim)})
         return ""

@@ -13,16 +13,16 @@ from partage.sim.node.state import SimulatedNode
 
 def inventory_of(state: SimulatedNode) -> Inventory:
     """The node as ``Hardware.observe`` answers it."""
+    now = replace(
+        state.machine,
+        driver=state.driver,
+        boot_id=state.boot_id,
+        simulated=True,
+        toolkit=None,
+        limits_by=None,
+    )
     if isinstance(state.driver, NoDriver):
-        return Inventory(
-            driver=state.driver,
-            boot_id=state.boot_id,
-            open_to_env=state.open_to_env,
-            restricted_mps=state.restricted_mps,
-            virtual=state.virtual,
-            simulated=True,
-            machine_type=state.machine_type,
-        )
+        return replace(now, gpus=(), lost=(), links=(), control_nodes=(), fabric_manager=None, vgpu=None)
     gpus = tuple(
         replace(
             _with_files(state, gpu),
@@ -33,20 +33,11 @@ def inventory_of(state: SimulatedNode) -> Inventory:
         if index not in state.lost
     )
     answering = {gpu.uuid for gpu in gpus}
-    return Inventory(
-        driver=state.driver,
+    return replace(
+        now,
         gpus=gpus,
         lost=tuple(lost for _, lost in sorted(state.lost.items())),
-        links=tuple(link for link in state.links if link.a in answering and link.b in answering),
-        control_nodes=state.control_nodes,
-        boot_id=state.boot_id,
-        open_to_env=state.open_to_env,
-        restricted_mps=state.restricted_mps,
-        fabric_manager=state.fabric_manager,
-        virtual=state.virtual,
-        simulated=True,
-        machine_type=state.machine_type,
-        vgpu=state.vgpu,
+        links=tuple(link for link in now.links if link.a in answering and link.b in answering),
     )
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partage.errors import GpuInUse, GpuLost, InputError, NotFound, Unsupported
 from partage.model.driver_limit import LimitBackend, LimitSupport
-from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigMode, NoDriver, VgpuHost
+from partage.model.gpu import Driver, Gpu, Inventory, LostGpu, MigMode, NoDriver
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
@@ -62,7 +62,7 @@ class SimulatedNode(Frozen):
     """Everything about a simulated node. Mappings are by GPU index where nothing else is said.
 
     gpus: every GPU, lost ones too: a lost GPU is here as it would answer.
-    conditions: what the driver says of each GPU's health.
+    conditions: what the driver says of each GPU's health. machine: as it was when it was powered on.
     created: how many MIG layouts, MIG devices and daemons were made so far; a part of new UUIDs and pids.
     uses: who was put on GPUs and MIG devices. processes: details of some of them, by GPU UUID and pid.
     time_slices: time slices that are not the default; None: the GPU has no time slice to set.
@@ -82,12 +82,7 @@ class SimulatedNode(Frozen):
     gpus: Mapping[int, Gpu]
     conditions: Mapping[int, GpuCondition]
     lost: Mapping[int, LostGpu]
-    links: tuple[Link, ...]
-    control_nodes: tuple[str, ...]
-    first_boot_id: str
-    open_to_env: bool | None
-    fabric_manager: bool | None = None
-    virtual: bool | None = None
+    machine: Inventory
     boots: int = 0
     created: int = 0
     uses: tuple[GpuUse, ...] = ()
@@ -99,9 +94,6 @@ class SimulatedNode(Frozen):
     compute_starts: Mapping[MigUuid, int] = field(default_factory=dict)
     sensors: Mapping[int, Sensors] = field(default_factory=dict)
     now_s: float = 0.0
-    machine_type: str = ""
-    vgpu: VgpuHost | None = None
-    restricted_mps: bool = False
     limits: LimitSupport | None = None
     cgroups: CgroupTree = CgroupTree()
 
@@ -118,7 +110,8 @@ class SimulatedNode(Frozen):
     @property
     def boot_id(self) -> str:
         """The machine's own at first; another one after each reboot."""
-        return derived_uuid("", "boot", self.first_boot_id, self.boots) if self.boots else self.first_boot_id
+        first = self.machine.boot_id
+        return derived_uuid("", "boot", first, self.boots) if self.boots else first
 
 
 def power_on(machine: Machine) -> SimulatedNode:
@@ -136,15 +129,7 @@ def power_on(machine: Machine) -> SimulatedNode:
             for gpu in inventory.gpus
         },
         lost={lost.index: lost for lost in inventory.lost},
-        links=inventory.links,
-        control_nodes=inventory.control_nodes,
-        first_boot_id=inventory.boot_id,
-        open_to_env=inventory.open_to_env,
-        restricted_mps=inventory.restricted_mps,
-        fabric_manager=inventory.fabric_manager,
-        machine_type=inventory.machine_type,
-        vgpu=inventory.vgpu,
-        virtual=inventory.virtual,
+        machine=inventory,
         time_slices=machine.time_slices,
         limits=machine.limits,
         cgroups=CgroupTree(machine.limits.backend if machine.limits else LimitBackend.OFF),
