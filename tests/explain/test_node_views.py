@@ -10,8 +10,8 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.node_notes import BY_HAND, write_names
 from partage.explain.decide.explain import explain_pod
 from partage.explain.decide.pod_and_node import PodNeeds, free_shares
+from partage.explain.node_views import view_of_report
 from partage.explain.pod_needs import with_gpu_resources
-from partage.explain.verb_nodes import view_of_report
 from partage.lab.stories.model import PolicyText
 from partage.lab.stories.read import read_story
 from partage.lab.stories.stage import INTERVALS, StoryStage

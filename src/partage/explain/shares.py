@@ -16,7 +16,8 @@ from partage.errors import InputError
 from partage.explain.decide.gpus import obstacle_words
 from partage.explain.decide.pod_and_node import GpuView, NodeView
 from partage.explain.document import ExplainedShareRow
-from partage.explain.verb_nodes import Where, need_reports, see_nodes, view_of_report
+from partage.explain.node_views import view_of_report
+from partage.explain.verb_nodes import Where, need_reports, see_nodes
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, ResourceName, ShareId, device_of, parse_share_id
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy

@@ -130,10 +130,10 @@ class JobNodeVerdict(Answer):
 
 
 class JobVerdict(Frozen):
-    """kind: ``waits``, ``never`` (it will not start by itself), ``runs``. why: a sentence; todo: the next
+    """standing: ``waits``, ``never`` (it will not start by itself), ``runs``. why: a sentence; todo: the next
     step. slurm_says: Slurm's own word. nodes: those that matter, the nearest first."""
 
-    kind: str
+    standing: str
     why: str
     todo: str
     slurm_says: str = ""
