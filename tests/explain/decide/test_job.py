@@ -53,7 +53,7 @@ def test_what_the_queue_says(now: SlurmNow) -> None:
 def test_who_has_to_end_for_shares() -> None:
     found = verdict(OLD, 3)
     (node,) = found.nodes
-    assert (found.kind, node.jobs) == ("waits", (OLD.queue[0].job,))
+    assert (found.standing, node.jobs) == ("waits", (OLD.queue[0].job,))
     assert found.why == "g1: 60 of mps of one GPU are asked for, and at most 40 are free on one"
     assert found.todo == f"wait until job {OLD.queue[0].job} has ended, or end it (scancel)"
     assert [gpu.why for gpu in node.gpus] == [
@@ -101,7 +101,7 @@ def test_a_request_that_waits_for_ever_and_those_behind_it() -> None:
     elsewhere = replace(behind, partition="other")
     now = replace(OLD, queue=(never, behind, elsewhere))
     found = explain_job(never, now)
-    assert found.kind == "never"
+    assert found.standing == "never"
     assert "waits for ever" in found.why
     assert "ask for mps:100 at most" in found.todo
     found = explain_job(behind, now)
