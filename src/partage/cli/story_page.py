@@ -13,7 +13,7 @@ from partage.model.dcgm_names import DcgmNames
 from partage.serve_http.agent_pages import agent_pages, browser_pages
 from partage.serve_http.http import Answer, HttpServer, Page, PageRequest, Stream
 from partage.serve_http.http_access import HttpAccess, HttpOptions
-from partage.serve_http.serving import interrupted, listen, say_url
+from partage.serve_http.serving import listen, say_url, until_signal
 
 
 def story_page(address: str, protection: HttpOptions, *, stay: bool) -> Beside:
@@ -30,8 +30,9 @@ def story_page(address: str, protection: HttpOptions, *, stay: bool) -> Beside:
         try:
             yield
             if stay:
+                stop = until_signal()
                 click.echo("The story is over, the page stays. Ctrl-C ends it.", err=True)
-                await interrupted()
+                await stop.wait()
         finally:
             server.close()
 

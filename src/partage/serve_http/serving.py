@@ -44,12 +44,12 @@ def say_url(host: str, port: int, scheme: str = "http") -> None:
         log.warning("url cannot be printed", extra={"url": url, "reason": error.strerror})
 
 
-async def interrupted() -> None:
-    """Wait for SIGINT or SIGTERM."""
+def until_signal() -> asyncio.Event:
+    """Set by SIGINT or SIGTERM, from this call on: who reads the printed URL may end the program at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    await stop.wait()
+    return stop
 
 
 async def serve_while(
@@ -72,8 +72,9 @@ async def serve_while(
         raise
     host, port = listening.getsockname()[:2]
     server = HttpServer(listening, pages, access, posts, most_clients=most_clients)
+    stop = until_signal()
     say_url(host, port, access.scheme)
-    run, signal = asyncio.create_task(work), asyncio.create_task(interrupted())
+    run, signal = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({run, signal}, return_when=asyncio.FIRST_COMPLETED)
         if not run.done() and linger_s:

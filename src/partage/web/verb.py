@@ -136,16 +136,21 @@ def _serve(pages: dict[str, Page], http: str) -> None:
     from partage.agent import log
     from partage.serve_http.http import HttpServer
     from partage.serve_http.http_access import HttpAccess
-    from partage.serve_http.serving import interrupted, listen, say_url
+    from partage.serve_http.serving import listen, say_url, until_signal
 
     log.configure()
     access = HttpAccess(http_options())
     listening = listen(http)
     host, port = listening.getsockname()[:2]
     server = HttpServer(listening, pages, access)
-    say_url(host, port, access.scheme)
+
+    async def serve() -> None:
+        stop = until_signal()
+        say_url(host, port, access.scheme)
+        await stop.wait()
+
     try:
-        asyncio.run(interrupted())
+        asyncio.run(serve())
     finally:
         server.close()
 
