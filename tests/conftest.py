@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -69,6 +70,12 @@ LEFT_SOMETHING = 6
 _TURN = pytest.StashKey[leftovers.Turn]()
 _LEFT = pytest.StashKey[list[str]]()
 _UNKNOWN = pytest.StashKey[list[str]]()
+
+
+def pytest_collection_finish() -> None:
+    """Half a million objects are the tests themselves: nobody looks through them again for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
