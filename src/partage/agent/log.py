@@ -99,9 +99,9 @@ class GrpcErrors(logging.Filter):
     """What came over a gRPC socket and is no gRPC: one line now and then, in place of the tracebacks of the
     libraries that read it."""
 
-    def __init__(self, seldom: Seldom | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._seldom = seldom or Seldom()
+        self._seldom = Seldom()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """False: this one is left out."""

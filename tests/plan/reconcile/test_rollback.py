@@ -13,7 +13,7 @@ from tests.plan.offers import gpu
 
 WAS = gpu(0, migs=2)
 LEFT = EmptyInstance(9, "1g.10gb", Placement(2, 1))
-THEIRS = ForeignPart(WAS.uuid, LEFT.gi_id, LEFT.profile, LEFT.placement)
+THEIRS = ForeignPart(WAS.uuid, LEFT)
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,9 @@ WITHDRAW_S = 1.0
 Allocate that was under way when it arrived is over within milliseconds."""
 
 
-def plan_node(
-    desired: DesiredState, now: Snapshot, geometry_of: GeometryOf, withdraw_s: float = WITHDRAW_S
-) -> NodePlan:
+def plan_node(desired: DesiredState, now: Snapshot, geometry_of: GeometryOf) -> NodePlan:
     """The plan of a node, once. The agent uses a ``Planner``, which saves repeated work."""
-    return Planner(geometry_of, withdraw_s).plan(desired, now)
+    return Planner(geometry_of).plan(desired, now)
 
 
 class Planner(Struct):

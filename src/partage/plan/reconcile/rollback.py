@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from partage.errors import DriverUnavailable, HardwareTimeout, PartageError
-from partage.model.geometry import MigProfile, Placement
-from partage.model.gpu import Gpu, Inventory
+from partage.model.geometry import MigProfile
+from partage.model.gpu import EmptyInstance, Gpu, Inventory, MigDevice
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig
@@ -35,20 +35,18 @@ _UNCERTAIN = (HardwareTimeout, DriverUnavailable)
 
 
 class ForeignPart(Frozen):
-    """A MIG device, or a GPU instance without one, that is not of the change.
-
-    profile: of the device or the GPU instance. placement: of the GPU instance; None: only root may read it.
-    device: None: it has none.
-    """
+    """A MIG device, or a GPU instance without one, that is not of the change."""
 
     gpu: GpuUuid
-    gi_id: int
-    profile: str
-    placement: Placement | None
-    device: MigUuid | None = None
+    part: MigDevice | EmptyInstance
+
+    @property
+    def device(self) -> MigUuid | None:
+        """None: it is a GPU instance without one."""
+        return self.part.uuid if isinstance(self.part, MigDevice) else None
 
     def __str__(self) -> str:
-        named = f"{self.profile} at {self.placement}"
+        named = f"{self.part.profile} at {self.part.placement}"
         return f"{named} ({self.device})" if self.device else f"the empty GPU instance {named}"
 
 
@@ -60,8 +58,8 @@ def foreign_parts(
     done: all steps that were done in between, those of a rollback too, and what each said that it made.
     """
     was = [part for gpu in before for part in _parts(gpu)]
-    instances = {(part.gpu, part.gi_id) for part in was}
-    devices = {part.device for part in was}
+    instances = {(found.gpu, found.part.gi_id) for found in was}
+    devices = {found.device for found in was}
     for step, made in done:
         match step:
             case Reset(gpus):
@@ -73,10 +71,10 @@ def foreign_parts(
             case CreateCompute() if made is not None:
                 devices.add(made.uuid)
     return tuple(
-        part
+        found
         for gpu in now
-        for part in _parts(gpu)
-        if (part.device not in devices if part.device else (part.gpu, part.gi_id) not in instances)
+        for found in _parts(gpu)
+        if (found.device not in devices if found.device else (found.gpu, found.part.gi_id) not in instances)
     )
 
 
@@ -85,12 +83,12 @@ def layouts_beside(
 ) -> dict[GpuUuid, DesiredMig]:
     """The layouts to go back to, by GPU UUID: ``was``, and what is foreign where it is."""
     found = dict(was)
-    for part in foreign:
-        layout = found.get(part.gpu)
-        if layout is not None and layout.enabled and part.device:
-            start = part.placement.start if part.placement else None
-            item = LayoutItem(MigProfile.parse(part.profile), start)
-            found[part.gpu] = replace(layout, items=(*layout.items, item))
+    for other in foreign:
+        layout = found.get(other.gpu)
+        if layout is not None and layout.enabled and isinstance(other.part, MigDevice):
+            start = other.part.placement.start if other.part.placement else None
+            item = LayoutItem(MigProfile.parse(other.part.profile), start)
+            found[other.gpu] = replace(layout, items=(*layout.items, item))
     return found
 
 
@@ -100,7 +98,7 @@ def is_as_it_was(gpu: Gpu, layout: DesiredMig, foreign: Iterable[ForeignPart]) -
     """
     settled = gpu.mig_mode is None or gpu.mig_mode.current == gpu.mig_mode.pending
     empty = {instance.gi_id for instance in gpu.empty_instances}
-    left = empty - {part.gi_id for part in foreign if part.gpu == gpu.uuid}
+    left = empty - {other.part.gi_id for other in foreign if other.gpu == gpu.uuid}
     now = live_layout(gpu)
     return (
         settled and not left and now.enabled == layout.enabled and Counter(now.items) == Counter(layout.items)
@@ -109,19 +107,19 @@ def is_as_it_was(gpu: Gpu, layout: DesiredMig, foreign: Iterable[ForeignPart]) -
 
 def hit_by(step: Step, foreign: Iterable[ForeignPart]) -> ForeignPart | None:
     """What is foreign and would be destroyed by a step; None: nothing."""
-    return next((part for part in foreign if _hits(step, part)), None)
+    return next((other for other in foreign if _hits(step, other)), None)
 
 
-def _hits(step: Step, part: ForeignPart) -> bool:
+def _hits(step: Step, other: ForeignPart) -> bool:
     match step:
         case DestroyCompute(gpu):
-            return gpu == part.gpu and (not step.uuid or step.uuid == part.device)
+            return gpu == other.gpu and (not step.uuid or step.uuid == other.device)
         case DestroyInstance(gpu):
-            return gpu == part.gpu and step.gi_id in (None, part.gi_id)
+            return gpu == other.gpu and step.gi_id in (None, other.part.gi_id)
         case SetMigMode(gpu, False):
-            return gpu == part.gpu
+            return gpu == other.gpu
         case Reset(gpus):
-            return part.gpu in gpus
+            return other.gpu in gpus
         case _:
             return False
 
@@ -131,16 +129,11 @@ def perhaps_ours(failed: Step, error: PartageError, foreign: Iterable[ForeignPar
     if not isinstance(failed, CreateInstance | CreateCompute) or not isinstance(error, _UNCERTAIN):
         return None
     place = (failed.gpu, failed.profile, failed.placement)
-    return next((part for part in foreign if (part.gpu, part.profile, part.placement) == place), None)
+    return next(
+        (other for other in foreign if (other.gpu, other.part.profile, other.part.placement) == place), None
+    )
 
 
 def _parts(gpu: Gpu) -> list[ForeignPart]:
-    devices = [
-        ForeignPart(gpu.uuid, device.gi_id, device.profile, device.placement, device.uuid)
-        for device in gpu.mig_devices
-    ]
-    empty = [
-        ForeignPart(gpu.uuid, instance.gi_id, instance.profile, instance.placement)
-        for instance in gpu.empty_instances
-    ]
-    return devices + empty
+    parts: list[MigDevice | EmptyInstance] = [*gpu.mig_devices, *gpu.empty_instances]
+    return [ForeignPart(gpu.uuid, part) for part in parts]

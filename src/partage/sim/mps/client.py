@@ -27,6 +27,9 @@ class CudaError(Exception):
     """A call failed. The text is the name of the CUDA error."""
 
 
+_TIMEOUT_S = 10.0
+
+
 class NoDaemon(Exception):
     """No daemon listens. A real program then works without MPS and its limits, if compute mode allows it."""
 
@@ -34,10 +37,10 @@ class NoDaemon(Exception):
 class MpsConnection:
     """The connection of a process to MPS, from cuInit to its end. Blocking."""
 
-    def __init__(self, pipe: Path, env: Mapping[str, str], timeout_s: float = 10.0) -> None:
+    def __init__(self, pipe: Path, env: Mapping[str, str]) -> None:
         """Waits until its user is served. Raises NoDaemon, CudaError, TimeoutError."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.settimeout(timeout_s)
+        self._sock.settimeout(_TIMEOUT_S)
         try:
             self._sock.connect(str(pipe / "control"))
             self._replies = self._sock.makefile("rb")
