@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from partage.answers.render.drawing import DIM, INK, TROUBLE
+from partage.answers.render.drawing import DIM, INK, TROUBLE, plotted
 from partage.answers.render.tables import plain_table
 from partage.answers.wording import shorten
 from partage.rightsize.document import RightsizeDocument, WorkloadRow
 from partage.text import count_of, listed, printable
 from partage.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def workloads_table(answer: RightsizeDocument) -> Table:
@@ -79,14 +82,11 @@ _MOST_ROWS = 60
 
 
 def plot(answer: RightsizeDocument, ending: str) -> bytes:
-    """The file's content; ``check_plot`` has checked that matplotlib is there. ending: ``.png``, ``.svg``."""
-    from matplotlib import rc_context
-
-    with rc_context({"text.parse_math": False}):  # a ``$`` in a name begins no formula
-        return _plot(answer, ending)
+    """As ``plotted``."""
+    return plotted(lambda: _figure(answer), ending)
 
 
-def _plot(answer: RightsizeDocument, ending: str) -> bytes:
+def _figure(answer: RightsizeDocument) -> Figure:
     from matplotlib.figure import Figure
 
     rows = answer.workloads[:_MOST_ROWS][::-1]
@@ -114,6 +114,4 @@ def _plot(answer: RightsizeDocument, ending: str) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     above = (0.5, 1.0 + 0.9 / (1 + len(rows)))
     axes.legend(loc="upper center", bbox_to_anchor=above, ncols=4, fontsize=8, frameon=False)
-    file = io.BytesIO()
-    figure.savefig(file, format=ending.removeprefix("."), dpi=160)
-    return file.getvalue()
+    return figure

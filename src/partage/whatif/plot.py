@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import io
+from typing import TYPE_CHECKING
 
-from partage.answers.render.drawing import DIM, INK
+from partage.answers.render.drawing import DIM, INK, plotted
 from partage.whatif.decide.summary import PolicyResult
 from partage.whatif.document import PlacementsDocument, WhatIfDocument
 from partage.whatif.tables import placement_title, title_line
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _COLOURS = ("#00738c", "#a86200", "#7b3fa0", "#2e7d32", "#b3261e", "#66727f")
-_INCHES, _DPI = (8.4, 6.2), 160
+_INCHES = (8.4, 6.2)
 _UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
 
 
 def plot(answer: WhatIfDocument, ending: str) -> bytes:
-    """The file's content; ``check_plot`` has checked that matplotlib is there. ending: ``.png``, ``.svg``."""
-    from matplotlib import rc_context
-
-    with rc_context({"text.parse_math": False}):  # a ``$`` in a name begins no formula
-        return _plot(answer, ending)
+    """As ``plotted``."""
+    return plotted(lambda: _figure(answer), ending)
 
 
-def _plot(answer: WhatIfDocument, ending: str) -> bytes:
+def _figure(answer: WhatIfDocument) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(_INCHES, layout="constrained")
@@ -53,9 +53,7 @@ def _plot(answer: WhatIfDocument, ending: str) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title_line(answer, short=True), x=0.01, ha="left", fontsize=11, weight="bold", color=INK)
     figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
-    file = io.BytesIO()
-    figure.savefig(file, format=ending.removeprefix("."), dpi=_DPI)
-    return file.getvalue()
+    return figure
 
 
 def _time_unit(span_s: float) -> tuple[float, str]:
@@ -71,31 +69,31 @@ def _times(result: PolicyResult, span_s: float, size: float) -> list[float]:
 
 
 def placement_plot(answer: PlacementsDocument, ending: str) -> bytes:
-    """The file's content; ``check_plot`` has checked that matplotlib is there. ending: ``.png``, ``.svg``."""
-    from matplotlib import rc_context
+    """As ``plotted``."""
+    return plotted(lambda: _placement_figure(answer), ending)
+
+
+def _placement_figure(answer: PlacementsDocument) -> Figure:
     from matplotlib.figure import Figure
 
-    with rc_context({"text.parse_math": False}):
-        figure = Figure((8.4, 5.2), layout="constrained")
-        axes = figure.subplots()
-        for number, result in enumerate(answer.placements):
-            loads = list(result.allocation)
-            axes.plot(
-                loads,
-                list(result.allocation.values()),
-                color=_COLOURS[number % len(_COLOURS)],
-                label=f"{result.placement}: {list(result.allocation.values())[-1]:.1f} %",
-            )
-        lowest = min(min(list(result.allocation.values())[-1:]) for result in answer.placements)
-        axes.axline((lowest, lowest), slope=1, color=DIM, linewidth=1, linestyle=":")
-        # Below this all are alike: what is asked for is given.
-        axes.set_xlim(max(0, lowest - 12), answer.load)
-        axes.set_ylim(max(0, lowest - 12), 100)
-        axes.set_xlabel("GPUs that pods asked for, percent of all")
-        axes.set_ylabel("GPUs that pods have, percent of all")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(loc="lower right", frameon=False)
-        figure.suptitle(placement_title(answer), x=0.01, ha="left", fontsize=10, weight="bold", color=INK)
-        file = io.BytesIO()
-        figure.savefig(file, format=ending.removeprefix("."), dpi=_DPI)
-    return file.getvalue()
+    figure = Figure((8.4, 5.2), layout="constrained")
+    axes = figure.subplots()
+    for number, result in enumerate(answer.placements):
+        loads = list(result.allocation)
+        axes.plot(
+            loads,
+            list(result.allocation.values()),
+            color=_COLOURS[number % len(_COLOURS)],
+            label=f"{result.placement}: {list(result.allocation.values())[-1]:.1f} %",
+        )
+    lowest = min(min(list(result.allocation.values())[-1:]) for result in answer.placements)
+    axes.axline((lowest, lowest), slope=1, color=DIM, linewidth=1, linestyle=":")
+    # Below this all are alike: what is asked for is given.
+    axes.set_xlim(max(0, lowest - 12), answer.load)
+    axes.set_ylim(max(0, lowest - 12), 100)
+    axes.set_xlabel("GPUs that pods asked for, percent of all")
+    axes.set_ylabel("GPUs that pods have, percent of all")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", frameon=False)
+    figure.suptitle(placement_title(answer), x=0.01, ha="left", fontsize=10, weight="bold", color=INK)
+    return figure

@@ -1,5 +1,5 @@
 """The picture of a node as boxes and labels with coordinates, and such drawings as files: SVG, and PNG if
-Pillow is installed. Lengths are pixels.
+Pillow is installed; plots as files, if matplotlib is. Lengths are pixels.
 
 The card of a GPU under MIG has two rows on one scale of memory slices: above, the memory of each GPU instance
 with its profile and its holders; below, its compute slices.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,10 @@ from partage.text import printable
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from PIL.ImageDraw import ImageDraw
 
+_PLOT_DPI = 160
 
 _MARGIN, _CARD, _GAP = 20, 560, 16
 _LEFT, _BAR = 78, 468
@@ -310,6 +312,18 @@ def check_plot(path: str) -> None:
         raise InputError([Problem(path, "", "error", "cannot be written: there is no such folder")])
     if importlib.util.find_spec("matplotlib") is None:
         raise missing_library("a plot", "matplotlib", "matplotlib")
+
+
+def plotted(draw: Callable[[], Figure], ending: str) -> bytes:
+    """A file of what is drawn with matplotlib; ``check_plot`` has checked that it is there. ending: ``.png``,
+    ``.svg``.
+    """
+    from matplotlib import rc_context
+
+    file = io.BytesIO()
+    with rc_context({"text.parse_math": False}):  # a ``$`` in a name begins no formula
+        draw().savefig(file, format=ending.removeprefix("."), dpi=_PLOT_DPI)
+    return file.getvalue()
 
 
 def picture_file(drawing: Drawing, path: str) -> bytes:

@@ -5,12 +5,11 @@ A bar is a median; the mark on it reaches from the lowest to the highest repeat.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from partage.answers.render.drawing import DIM, INK, LINE, check_picture_name
+from partage.answers.render.drawing import DIM, INK, LINE, check_picture_name, plotted
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment
 from partage.lab.bench.summary import Spread, latency_ms, ratio, three_digits, throughput
 from partage.lab.place import TenantMode
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 _INCHES = (6.2, 3.6)
 """Width and height of one panel."""
-_HEAD_INCHES, _DPI = 1.1, 160
+_HEAD_INCHES = 1.1
 _WIDEST_BAR, _NUMBER = 0.26, 0.06
 """Width of a bar as a part of its group; height of a number as a part of the highest bar."""
 
@@ -61,9 +60,7 @@ class PlotPanel(Frozen):
 
 def plot_file(bench: BenchReport, path: str) -> bytes:
     """The content of a picture file of that name."""
-    content = io.BytesIO()
-    figure(bench).savefig(content, format=check_picture_name(path).removeprefix("."), dpi=_DPI)
-    return content.getvalue()
+    return plotted(lambda: figure(bench), check_picture_name(path))
 
 
 def figure(bench: BenchReport) -> Figure:
