@@ -86,6 +86,11 @@ class InputError(PartageError):
     exit_code = 2
 
 
+def wrong_input(name: object, message: str, hint: str = "") -> InputError:
+    """What is wrong with a file as a whole, or with an option. name: a path, ``--node``."""
+    return InputError([Problem(str(name), "", "error", message, hint)])
+
+
 class Unsatisfiable(PartageError):
     """The request is valid, but this node cannot do it."""
 

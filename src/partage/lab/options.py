@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from partage.answers import common_output
+from partage.errors import wrong_input
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,11 +36,9 @@ def print_progress(text: str) -> None:
 
 def check_writable(path: str | Path, folder: Path) -> None:
     """Check that a file can be written, before anything runs. Raises InputError."""
-    from partage.errors import InputError, Problem
-
     if not os.access(folder, os.W_OK):
         message = f"cannot be written: nothing can be put into {folder}"
-        raise InputError([Problem(str(path), "", "error", message)])
+        raise wrong_input(path, message)
 
 
 def print_report(

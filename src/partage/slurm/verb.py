@@ -10,7 +10,7 @@ import click
 
 from partage.answers import common_node, common_options, common_output
 from partage.answers.verb import Verb
-from partage.errors import InputError, Problem
+from partage.errors import wrong_input
 from partage.slurm.version import slurm_version_option, version_of
 
 if TYPE_CHECKING:
@@ -146,10 +146,10 @@ def _one_node(
     try:
         rest = checked_settings(settings)
     except ValueError as error:
-        raise InputError([Problem("--node-settings", "", "error", str(error))]) from error
+        raise wrong_input("--node-settings", str(error)) from error
     name = socket.gethostname().partition(".")[0] if node is None else node
     try:
         names = node_names(name)
     except ValueError as error:
-        raise InputError([Problem("--node", "", "error", str(error))]) from error
+        raise wrong_input("--node", str(error)) from error
     return NodeSource(names, inventory, loaded.policy, rest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from partage.errors import ClusterError, InputError, Problem, Unsatisfiable
+from partage.errors import ClusterError, InputError, Unsatisfiable, wrong_input
 
 if TYPE_CHECKING:
     from partage.slurm.model import SlurmVersion
@@ -42,7 +42,7 @@ def version_of(text: str | None) -> SlurmVersion:
     try:
         return SlurmVersion.parse(text)
     except ValueError as error:
-        raise InputError([Problem("--slurm-version", "", "error", str(error))]) from error
+        raise wrong_input("--slurm-version", str(error)) from error
 
 
 def _said_here() -> SlurmVersion:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from partage.answers.machine_list import read_machines
 from partage.edges.files.catalogue import choose_one, load_catalogue, model_of
 from partage.edges.files.csv_table import Row, WrongCell, read_table, whole_number
-from partage.errors import InputError, PartageError, Problem
+from partage.errors import InputError, PartageError, Problem, wrong_input
 from partage.model.gpu import Inventory
 from partage.plan.offer.select import model_names
 from partage.plan.placement.mix import WHOLE_MILLI
@@ -40,15 +40,13 @@ def read_fleet(path: Path) -> tuple[FleetRow, ...]:
     """The nodes, in the order of the file. Raises InputError with all problems, up to ten."""
     rows = read_table(path, NEEDED, _row)
     if not rows:
-        raise InputError(
-            [Problem(str(path), "", "error", "names no nodes", "one line for each node is needed")]
-        )
+        raise wrong_input(path, "names no nodes", "one line for each node is needed")
     names = [row.name for row in rows if row.name]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         message = f"names {listed(twice, 4)} more than once"
         hint = "each node is one line; without sn and name, nodes are numbered"
-        raise InputError([Problem(str(path), "", "error", message, hint)])
+        raise wrong_input(path, message, hint)
     return tuple(row if row.name else _named(row, place) for place, row in enumerate(rows))
 
 
@@ -114,7 +112,7 @@ def rooms_of_table(path: Path) -> tuple[list[str], list[Room]]:
     if unsaid:
         message = f"says no cpu_milli or no memory_mib of {listed(unsaid, 4)}"
         hint = "--placement weighs GPUs against CPU: both are needed"
-        raise InputError([Problem(str(path), "", "error", message, hint)])
+        raise wrong_input(path, message, hint)
     rooms = []
     for row in rows:
         cpu, memory = row.cpu_milli or 0, (row.memory_bytes or 0) // MIB

@@ -29,7 +29,7 @@ from partage.edges.files.csv_table import (
     read_text,
     whole_number,
 )
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.model.ids import parse_resource_name
 from partage.plan.placement.mix import WHOLE_MILLI
 from partage.units import MIB, parse_bytes
@@ -49,12 +49,10 @@ def read_pod_trace(path: Path) -> tuple[TracePod, ...]:
     """The pods of a trace, in the order of the file. Raises InputError with all problems, up to ten."""
     pods = _read_json(path) if path.suffix.lower() == ".json" else _read_csv(path)
     if not pods:
-        raise InputError(
-            [Problem(str(path), "", "error", "names no pods", "one line for each pod is needed")]
-        )
+        raise wrong_input(path, "names no pods", "one line for each pod is needed")
     if len(pods) > MOST_PODS:
         message = f"names {len(pods):,} pods; at most {MOST_PODS:,} are played"
-        raise InputError([Problem(str(path), "", "error", message, "take a part of it")])
+        raise wrong_input(path, message, "take a part of it")
     return tuple(pods)
 
 
@@ -160,7 +158,7 @@ def _read_json(path: Path) -> list[TracePod]:
         trace = decode(_JsonTrace, read_text(path).encode(), strict=False)
     except CodecError as error:
         hint = 'a trace is {"pods": [{"name": "a", "requests": {"nvidia.com/gpu": 1}}]}'
-        raise InputError([Problem(str(path), "", "error", str(error), hint)]) from error
+        raise wrong_input(path, str(error), hint) from error
     pods: list[TracePod] = []
     problems: list[Problem] = []
     for number_, pod in enumerate(trace.pods):

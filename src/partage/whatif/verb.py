@@ -18,7 +18,7 @@ from partage.claims.decide.classes import names_meant
 from partage.claims.model.names import ClaimNames
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import LoadedPolicy
-from partage.errors import InputError, Problem, Unsatisfiable, missing_library
+from partage.errors import InputError, Problem, Unsatisfiable, missing_library, wrong_input
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.placement.mix import PodType
 from partage.text import count_of
@@ -231,9 +231,7 @@ def _placements(options: TraceOptions) -> PlacementsDocument:
             except ModuleNotFoundError as missing:
                 raise missing_library(f"--placement {name}", "numpy", "numpy") from missing
             except ValueError as error:
-                raise InputError(
-                    [Problem(options.trace, "", "error", str(error), "num_gpu says of how many")]
-                ) from error
+                raise wrong_input(options.trace, str(error), "num_gpu says of how many") from error
         results.append(PlacementResult(placed.policy, placed.allocation, placed.placed))
         if placed.elsewhere:
             said = f"{name}: {count_of(placed.elsewhere, 'pod')} found no room on the node of the trace"
@@ -255,7 +253,7 @@ def _types(trace: str, pods: Sequence[TracePod]) -> list[PodType]:
     if other:
         message = f"{len(other)} pods ask for memory or resources, {other[0]} for one"
         hint = "--placement plays thousandths of GPUs: num_gpu and gpu_milli"
-        raise InputError([Problem(trace, "", "error", message, hint)])
+        raise wrong_input(trace, message, hint)
     return [
         PodType(
             pod.wants.cpu_milli,
@@ -275,11 +273,11 @@ def _today(options: TraceOptions, trace: Sequence[TracePod], names: Sequence[str
     if not running:
         hint = "the column node says it: partage record --cluster writes it"
         message = "says of no pod that runs on which node it is"
-        raise InputError([Problem(options.trace, "", "error", message, hint)])
+        raise wrong_input(options.trace, message, hint)
     unknown = [pod for pod in running.values() if pod.node not in places]
     if unknown:
         message = f"{count_of(len(unknown), 'pod')} are on nodes that {options.fleet} does not name, "
         message += f"{unknown[0].name} on {unknown[0].node} for one"
         hint = "give the nodes that were recorded together with the pods"
-        raise InputError([Problem(options.trace, "", "error", message, hint)])
+        raise wrong_input(options.trace, message, hint)
     return {number: places[pod.node] for number, pod in running.items()}

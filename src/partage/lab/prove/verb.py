@@ -14,6 +14,7 @@ import click
 from partage import __version__
 from partage.answers import common_node, common_options, common_output, completion
 from partage.answers.verb import verb
+from partage.errors import Problem, wrong_input
 from partage.lab import options as lab
 from partage.values import Frozen
 
@@ -110,7 +111,6 @@ def command(
     Exit code 1: a promise is broken; 3: a GPU is in use, or nothing could be tried; 4: no driver, no
     libcuda.so.1, or no PyTorch.
     """
-    from partage.errors import Problem
     from partage.lab.prove.report import PROOF, proof_lines
 
     if report is not None:
@@ -259,12 +259,10 @@ def _gpu_words(gpu: Gpu) -> str:
 
 def _make_folder(path: Path) -> None:
     """Before anything is tried. Raises InputError where nothing can be written there."""
-    from partage.errors import InputError, Problem
-
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError([Problem(str(path), "", "error", f"cannot be made: {error.strerror}")]) from error
+        raise wrong_input(path, f"cannot be made: {error.strerror}") from error
     lab.check_writable(path, path)
 
 

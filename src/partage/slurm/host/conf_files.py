@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from partage.edges.files.input_file import STDIN, read_input, read_regular_input
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.slurm.decide import releases
 from partage.slurm.model import SlurmVersion
 from partage.slurm.text.conf import ConfFile, ConfKind, ConfLine, parse_conf
@@ -48,7 +48,7 @@ class _ConfReader:
         parsed = parse_conf(_text(read_input(name)), name)
         if parsed is None:
             hint = "the file's name says what it is: gres.conf, slurm.conf, cgroup.conf"
-            raise InputError([Problem(name, "", "error", "is no gres.conf, slurm.conf or cgroup.conf", hint)])
+            raise wrong_input(name, "is no gres.conf, slurm.conf or cgroup.conf", hint)
         yield from self._parts(parsed, name, () if name == STDIN else (_real(name),))
 
     def _parts(self, file: ConfFile, first: str, open_files: tuple[str, ...]) -> Iterator[ConfFile]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from partage.codec.values import CodecError, decode, encode
-from partage.errors import InputError, Problem
+from partage.errors import InputError, wrong_input
 from partage.slurm.host.root_directory import read_root_file
 from partage.slurm.model import WRITTEN_BY, NodeDevices
 
@@ -40,4 +40,4 @@ def read_devices(path: Path) -> NodeDevices:
 
 def _wrong(path: Path | str, message: str) -> InputError:
     hint = "write it with gres.conf: partage slurm config --output DIR"
-    return InputError([Problem(str(path), "", "error", message, hint)])
+    return wrong_input(path, message, hint)
