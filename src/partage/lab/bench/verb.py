@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from partage import __version__
 from partage.answers import common_node, common_options, common_output, completion
 from partage.answers.verb import verb
+from partage.errors import DriverUnavailable, Unsatisfiable
 from partage.lab import options as lab
 
 if TYPE_CHECKING:
@@ -174,7 +176,6 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
 def _measure(asked: dict[str, object]) -> BenchReport:
     """A run on this machine. Raises HardwareError where there is nothing to measure."""
     from partage.answers.documents.lab import command_line, now
-    from partage.errors import Unsatisfiable
     from partage.lab.bench.model import BenchReport
     from partage.lab.bench.node import remarks_on
     from partage.lab.bench.runner import BenchRunner
@@ -204,8 +205,6 @@ def _measure(asked: dict[str, object]) -> BenchReport:
 
 
 def _settings(asked: dict[str, object]) -> BenchSettings:
-    from msgspec.structs import replace
-
     from partage.lab.bench.model import BenchSettings
 
     quick, engine = asked["quick"], str(asked["engine"])
@@ -236,9 +235,6 @@ def _possible(engine: str, experiments: object) -> tuple[str, ...]:
 
 
 def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachine, TenantPlace]:
-    from msgspec.structs import replace
-
-    from partage.errors import DriverUnavailable
     from partage.lab.bench import node
     from partage.lab.daemon import find_pipe
     from partage.lab.gpus import find_gpu
