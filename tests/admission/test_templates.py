@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.admission.decide.need import BytesOfGpu, GpuNeed, GpuRules
 from partage.admission.decide.template import (
@@ -23,7 +24,7 @@ from partage.admission.decide.template import (
 )
 from partage.admission.templates import PodTemplates
 from partage.edges.kube.connection import Connection
-from partage.edges.kube.resources import OwnerJson
+from partage.edges.kube.port import ObjectReference
 from partage.units import MIB
 from tests.admission.serving import quick
 from tests.edges.kube.scripted import Request
@@ -31,7 +32,9 @@ from tests.edges.kube.store import ObjectStore, object_store, pods_path, templat
 
 Json = dict[str, Any]
 TEAM, PODS = templates_path("team"), pods_path("team")
-OWNER = OwnerJson("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "hook", "uid-hook")
+OWNER = ObjectReference(
+    "MutatingWebhookConfiguration", "hook", "uid-hook", api_version="admissionregistration.k8s.io/v1"
+)
 
 
 def form_of(mib: int) -> ClaimForm:
@@ -186,7 +189,7 @@ async def test_a_template_belongs_to_the_configuration_of_now() -> None:
     async with object_store() as store:
         of = templates(store, clock)
         await of.ensure("team", FORM, dry_run=False)
-        of.owner = OwnerJson(OWNER.api_version, OWNER.kind, OWNER.name, "uid-new")
+        of.owner = replace(OWNER, uid="uid-new")
         await of.ensure("team", FORM, dry_run=False)
         (owner,) = store.objects[TEAM][FORM.name]["metadata"]["ownerReferences"]
         assert owner["uid"] == "uid-new"

@@ -27,8 +27,9 @@ import yaml
 
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.config import ClusterConfig, Material
-from partage.edges.kube.port import GPU_COUNT, Eviction, NodeCondition, Taint
+from partage.edges.kube.port import GPU_COUNT, Eviction, Taint
 from partage.errors import Rejected
+from partage.model.node_labels import NodeCondition
 from tests.e2e.cluster import ROOT
 from tests.e2e.control_plane import PROGRAMS, ControlPlane, control_plane, kubeconfig_of
 from tests.edges.kube.scripted import PKI

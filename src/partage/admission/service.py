@@ -22,7 +22,7 @@ from partage.edges.host.own_task import unending
 from partage.edges.host.read_file import read_regular
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.election import Election
-from partage.edges.kube.resources import OwnerJson
+from partage.edges.kube.port import ObjectReference
 from partage.edges.kube.webhooks import WebhookObjects
 from partage.errors import Absent, ClusterError, Conflict
 from partage.serve_http.http import Answer, Page, PageRequest, alive_answer, ready_answer
@@ -140,8 +140,11 @@ class AdmissionService:
             except ClusterError as error:
                 self._failed["owner"].warn(log, "configuration cannot be read", error)
             else:
-                parts.templates.owner = OwnerJson(
-                    "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", parts.name, state.uid
+                parts.templates.owner = ObjectReference(
+                    "MutatingWebhookConfiguration",
+                    parts.name,
+                    state.uid,
+                    api_version="admissionregistration.k8s.io/v1",
                 )
             await asyncio.sleep(EVERY_S if parts.templates.owner is not None else SOON_S)
 

@@ -22,7 +22,8 @@ from partage.admission.decide.template import (
 )
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.objects import Meta, timestamp
-from partage.edges.kube.resources import ClaimTemplates, OwnerJson, TemplateJson
+from partage.edges.kube.port import ObjectReference
+from partage.edges.kube.resources import ClaimTemplates, TemplateJson
 from partage.errors import Absent, ClusterError, Conflict
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class PodTemplates:
 
     def __init__(self, connection: Connection, *, wall: Callable[[], float] = time.time) -> None:
         self._api, self._wall = ClaimTemplates(connection), wall
-        self.owner: OwnerJson | None = None
+        self.owner: ObjectReference | None = None
         self._running: dict[tuple[str, str, bool], asyncio.Task[None]] = {}
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._made: defaultdict[str, deque[float]] = defaultdict(deque)

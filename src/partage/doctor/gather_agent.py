@@ -29,11 +29,11 @@ from partage.doctor.host.processes import agent_processes, mps_processes
 from partage.doctor.host.root import DoctorPlace
 from partage.edges.files.directory_lock import RUN_LOCK, STATE_LOCK, is_locked
 from partage.edges.files.state import STATE_FILE, read_state, state_problem
+from partage.edges.host import file_lock
 from partage.edges.host.unix_sockets import listener
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.other_plugins import serving_gpus
 from partage.edges.kubelet.sockets import marked_sockets, socket_identity, sockets_of
-from partage.edges.mps import locks
 from partage.errors import Unreachable
 from partage.model.gpu import devices_of
 from partage.model.ids import device_uuid
@@ -151,7 +151,7 @@ def mps_seen(place: DoctorPlace) -> MpsState | Unseen:
             f"{below}/{name}",
             device_uuid(name),
             alive=any(process.pipe.startswith(f"{below}/{name}/") for process in processes)
-            or locks.is_locked(here / f"{name}.lock"),
+            or file_lock.is_locked(here / f"{name}.lock"),
         )
         for name in homes
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from partage.doctor.host.cdi_files import cdi_files
 from partage.doctor.host.processes import mps_processes
 from partage.doctor.host.root import DoctorPlace, host
 from partage.edges.files.directory_lock import RUN_LOCK, is_locked
+from partage.edges.host.file_lock import try_lock
 from partage.edges.host.unix_sockets import is_listening
 from partage.edges.mps.directories import remove_directories
 from partage.edges.mps.holders import Holders, Programs, holders
@@ -87,12 +87,7 @@ def _locked(path: Path) -> Iterator[bool]:
     """Whether nobody else is at this daemon; nobody can begin during the block."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield try_lock(handle)
     finally:
         os.close(handle)
 

@@ -1,10 +1,15 @@
-"""Labels of a Kubernetes Node: those that Partage asks for, and how keys and values are written."""
+"""Labels of a Kubernetes Node: those that Partage asks for, and how keys and values are written; its taints
+and conditions.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Literal
+
+from partage.values import Frozen
 
 NodeLabels = Mapping[str, str]
 """The labels of the own Node. ``NodeLabels | None``: None where they are not known (yet)."""
@@ -99,3 +104,19 @@ class NodeTaint(StrEnum):
 
 NO_SCHEDULE = "NoSchedule"
 """The only effect: pods that run are never ended by a taint."""
+
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+class NodeCondition(Frozen):
+    """A condition of a Node. reason: one word in CamelCase, for programs; message: for people.
+
+    changed_at: when ``status`` changed last, RFC 3339; empty: now.
+    """
+
+    type: str
+    status: Truth
+    reason: str
+    message: str
+    changed_at: str = ""

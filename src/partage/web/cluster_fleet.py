@@ -17,11 +17,11 @@ from partage.codec.values import CodecError, decode
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.objects import second
-from partage.edges.kube.port import GPU_COUNT, ClusterNode, ClusterPod, NodeCondition, Taint
+from partage.edges.kube.port import GPU_COUNT, ClusterNode, ClusterPod, Taint
 from partage.edges.kube.reading import watch_nodes, watch_pods
 from partage.edges.kube.watch import CollectionState
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
-from partage.model.node_labels import DOMAIN, MIG_CONFIG, MIG_CONFIG_STATE, POLICY_LABELS
+from partage.model.node_labels import DOMAIN, MIG_CONFIG, MIG_CONFIG_STATE, POLICY_LABELS, NodeCondition
 from partage.plan.cluster.conditions import (
     GPUS_HEALTHY,
     PLAN,

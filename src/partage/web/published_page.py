@@ -9,8 +9,9 @@ from xml.etree.ElementTree import Element
 
 from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell
 from partage.answers.wording import standing
-from partage.edges.kube.port import ClusterPod, NodeCondition
+from partage.edges.kube.port import ClusterPod
 from partage.model.ids import VENDOR
+from partage.model.node_labels import NodeCondition
 from partage.model.strategy import Strategy
 from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY, PendingGpu
 from partage.plan.cluster.gpu_memory import NodeMemory

@@ -14,11 +14,11 @@ from partage.edges.kube.port import (
     ClusterNode,
     Eviction,
     Lease,
-    NodeCondition,
     ObjectReference,
     Taint,
 )
 from partage.errors import Absent, Conflict, InputError, Rejected, Unreachable
+from partage.model.node_labels import NodeCondition
 from tests.edges.kube.scripted import PKI, Answer, api_server, node, quick, status
 
 N1 = ClusterNode("n1", "u1", "7")

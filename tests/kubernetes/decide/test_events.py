@@ -168,7 +168,7 @@ def test_no_budget_is_ever_exceeded(steps: list[tuple[str, float]]) -> None:
 
 
 def conditions(report: Report) -> dict[str, tuple[bool, str, str]]:
-    return {one.type: (one.status, one.reason, one.message) for one in node_conditions(report)}
+    return {one.type: (one.status == "True", one.reason, one.message) for one in node_conditions(report)}
 
 
 def test_a_node_that_is_well() -> None:

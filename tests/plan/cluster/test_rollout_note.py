@@ -124,7 +124,7 @@ def test_events_and_condition_of_a_node_that_is_held_back() -> None:
         [("PolicyInForce", False)],
     ]
     (condition,) = [one for one in node_conditions(stopped) if one.type == POLICY_IN_FORCE]
-    assert (condition.status, condition.reason) == (False, "RolloutStopped")
+    assert (condition.status, condition.reason) == ("False", "RolloutStopped")
     assert "node n2: bad" in condition.message
 
 

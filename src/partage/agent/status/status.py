@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Raw, Struct, field
@@ -178,3 +178,10 @@ class AgentStatus(Struct):
         while self.report is None or not true_of(self.report):
             await self.news.wait()
         return self.report
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """Each report, from the current one on; the newest where several came meanwhile. As ``until``."""
+        last: Report | None = None
+        while True:
+            last = await self.until(lambda report: report is not last)  # noqa: B023 - asked at once
+            yield last

@@ -6,7 +6,6 @@ Imported before the agent, so it imports little.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from partage.edges.host import file_lock
 from partage.edges.host.read_file import read_regular
 from partage.errors import InputError
 
@@ -32,7 +32,7 @@ def take_lock(directory: Path, file: str = STATE_LOCK, *, wait_s: float = 0) -> 
     deadline = time.monotonic() + wait_s
     lock = os.open(directory / file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        while not (ours := _locked(lock)) and time.monotonic() < deadline:
+        while not (ours := file_lock.try_lock(lock)) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
     except OSError:
         os.close(lock)
@@ -64,27 +64,9 @@ def locked_run_directory(run_dir: Path, *, wait_s: float) -> Iterator[None]:
             os.close(lock)
 
 
-def _locked(lock: int) -> bool:
-    """Whether it is locked for us now. Raises OSError."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def is_locked(directory: Path, file: str = STATE_LOCK) -> bool:
     """Whether another process has the directory now."""
-    try:
-        lock = os.open(directory / file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not _locked(lock)
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
+    return file_lock.is_locked(directory / file)
 
 
 def check_unlocked(directory: Path, file: str = STATE_LOCK, *, wait_s: float = 0) -> None:

@@ -30,12 +30,12 @@ from partage.edges.kube.port import (
     ClusterPod,
     Eviction,
     Lease,
-    NodeCondition,
     Taint,
     WatchState,
 )
 from partage.edges.kube.watch import NodeWatch
 from partage.errors import Absent, Conflict
+from partage.model.node_labels import NodeCondition
 
 REWRITE_S = 300.0
 """An Event that repeats is written again after so many seconds at the earliest."""

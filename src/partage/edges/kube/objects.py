@@ -10,11 +10,10 @@ from partage.edges.kube.port import (
     ClusterNode,
     ClusterPod,
     Lease,
-    NodeCondition,
     ObjectReference,
     Taint,
-    Truth,
 )
+from partage.model.node_labels import NodeCondition, Truth
 from partage.model.pod import Container, ContainerKind, Pod
 from partage.values import Frozen
 
@@ -317,7 +316,7 @@ def second(seconds: float) -> str:
 
 
 def reference(about: ObjectReference) -> Json:
-    """An object that an event is about."""
+    """An object that an event is about, or that owns another."""
     found: Json = {"apiVersion": about.api_version, "kind": about.kind, "name": about.name, "uid": about.uid}
     return {**found, "namespace": about.namespace} if about.namespace else found
 

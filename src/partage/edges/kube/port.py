@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from msgspec import field
 
+from partage.model.node_labels import NodeCondition
 from partage.values import Frozen
 
 GPU_COUNT = "aliyun.com/gpu-count"
@@ -16,7 +17,6 @@ Node. No device plugin offers it.
 """
 
 EventType = Literal["Normal", "Warning"]
-Truth = Literal["True", "False", "Unknown"]
 
 
 class Taint(Frozen):
@@ -28,19 +28,6 @@ class Taint(Frozen):
     effect: str
     value: str = ""
     added_at: str = ""
-
-
-class NodeCondition(Frozen):
-    """A condition of a Node. reason: one word in CamelCase, for programs; message: for people.
-
-    changed_at: when ``status`` changed last, RFC 3339; empty: now.
-    """
-
-    type: str
-    status: Truth
-    reason: str
-    message: str
-    changed_at: str = ""
 
 
 class ClusterObject(Frozen):
@@ -89,7 +76,7 @@ class ClusterPod(ClusterObject, kw_only=True):
 
 
 class ObjectReference(Frozen):
-    """The object that an event is about. namespace: empty for a Node."""
+    """The object that an event is about, or that owns another. namespace: empty for a Node."""
 
     kind: str
     name: str

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from msgspec import Raw, field
 
 from partage.edges.kube.connection import Connection, all_rows
-from partage.edges.kube.objects import Json, Meta, Page
-from partage.edges.kube.port import ClusterObject
+from partage.edges.kube.objects import Json, Meta, Page, reference
+from partage.edges.kube.port import ClusterObject, ObjectReference
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
 from partage.errors import Absent
 from partage.values import Frozen
@@ -170,15 +170,6 @@ _MERGE = "application/merge-patch+json"
 _ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 
 
-class OwnerJson(Frozen):
-    """A row of ownerReferences, as it is written."""
-
-    api_version: str
-    kind: str
-    name: str
-    uid: str
-
-
 class _TemplateSpec(Frozen):
     spec: Mapping[str, Any] = field(default_factory=dict)
 
@@ -227,12 +218,12 @@ class ClaimTemplates:
         await self._connection.call(dict[str, Any], "POST", _path(namespace), body=manifest)
 
     async def mark(
-        self, namespace: str, name: str, annotations: Mapping[str, str], owner: OwnerJson | None
+        self, namespace: str, name: str, annotations: Mapping[str, str], owner: ObjectReference | None
     ) -> None:
         """Set annotations, and this owner alone."""
         meta: Json = {"annotations": dict(annotations)}
         if owner is not None:
-            meta["ownerReferences"] = [owner]
+            meta["ownerReferences"] = [reference(owner)]
         await self._connection.call(
             dict[str, Any],
             "PATCH",

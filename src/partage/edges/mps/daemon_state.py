@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import field
 from msgspec.structs import replace
 
+from partage.edges.host.file_lock import is_locked
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.daemon_logs import empty_full_pipe, last_line
 from partage.edges.mps.directories import full_directories
 from partage.edges.mps.holders import Holders, Programs
-from partage.edges.mps.locks import is_locked
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.record import (

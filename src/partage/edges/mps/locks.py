@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from partage.edges.host.file_lock import try_lock
 from partage.edges.mps.processes import in_thread, wait_until
 from partage.errors import DaemonError, NotPermitted
 
@@ -18,23 +18,11 @@ async def hold_lock(path: Path, limit_s: float) -> AsyncIterator[None]:
     """Hold the lock file; the kernel releases it when the process ends. Raises DaemonError, NotPermitted."""
     handle = await asyncio.to_thread(_open, path)
     try:
-        if not await wait_until(in_thread(_take, handle), limit_s):
+        if not await wait_until(in_thread(try_lock, handle), limit_s):
             raise DaemonError(
                 f"another process has been changing the MPS daemon {path.stem} for more than {limit_s:g} s"
             )
         yield
-    finally:
-        os.close(handle)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock now."""
-    try:
-        handle = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        return not _take(handle)
     finally:
         os.close(handle)
 
@@ -52,11 +40,3 @@ def _open(path: Path) -> int:
         raise DaemonError(
             f"MPS daemons cannot be kept below {path.parent}: {error}", "is --run-dir writable?"
         ) from error
-
-
-def _take(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -7,6 +7,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from partage.agent.status.status import AgentStatus
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Backoff
@@ -14,16 +16,15 @@ from partage.edges.kube.port import (
     Cluster,
     ClusterEvent,
     ClusterNode,
-    NodeCondition,
     ObjectReference,
-    Truth,
     WatchState,
 )
 from partage.errors import Conflict, PartageError, Rejected, Unreachable
 from partage.kubernetes.agent.node_writer import ClusterIntervals
 from partage.kubernetes.decide.events import EventBudget, NodeEvent, node_events, with_uids
+from partage.model.node_labels import NodeCondition
 from partage.model.share import CheckpointHolds
-from partage.plan.cluster.conditions import WantedCondition, node_conditions
+from partage.plan.cluster.conditions import node_conditions
 from partage.plan.report import Report
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class NodeNews:
         self._queue: deque[NodeEvent] = deque(maxlen=MOST_WAITING)
         self._queued, self._look = asyncio.Event(), asyncio.Event()
         self._budget = EventBudget()
-        self._wanted: tuple[WantedCondition, ...] = ()
+        self._wanted: tuple[NodeCondition, ...] = ()
         self._written: dict[str, NodeCondition] = {}
         self._written_at = "", ""
         self._troubles: dict[str, str] = {}
@@ -89,8 +90,7 @@ class NodeNews:
 
     async def _read_reports(self) -> None:
         last: Report | None = None
-        while True:
-            now = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
+        async for now in self._status.reports():
             self.tell(await self._identified(node_events(last, now), now))
             last, wanted = now, node_conditions(now)
             if wanted != self._wanted:
@@ -170,7 +170,7 @@ class NodeNews:
         repeated = all(_is_there(wanted, self._written.get(wanted.type)) for wanted in missing)
         for wanted in missing:
             before = there.get(wanted.type)
-            condition = _node_condition(wanted, before)
+            condition = _since(wanted, before)
             await self._cluster.set_condition(self._name, condition)
             self._written[wanted.type] = condition
             self._written_at = node.uid, node.version
@@ -189,20 +189,15 @@ class NodeNews:
             self._ask()
 
 
-def _is_there(wanted: WantedCondition, found: NodeCondition | None) -> bool:
-    said = (_truth(wanted), wanted.reason, wanted.message)
-    return found is not None and (found.status, found.reason, found.message) == said
+def _is_there(wanted: NodeCondition, found: NodeCondition | None) -> bool:
+    return found is not None and replace(found, changed_at="") == wanted
 
 
-def _truth(condition: WantedCondition) -> Truth:
-    return "True" if condition.status else "False"
-
-
-def _node_condition(wanted: WantedCondition, before: NodeCondition | None) -> NodeCondition:
+def _since(wanted: NodeCondition, before: NodeCondition | None) -> NodeCondition:
     """With the time of its last change, if its status has not changed now."""
-    status = _truth(wanted)
-    changed_at = before.changed_at if before is not None and before.status == status else ""
-    return NodeCondition(wanted.type, status, wanted.reason, wanted.message, changed_at)
+    if before is None or before.status != wanted.status:
+        return wanted
+    return replace(wanted, changed_at=before.changed_at)
 
 
 def _cluster_event(event: NodeEvent, node: ClusterNode) -> ClusterEvent:

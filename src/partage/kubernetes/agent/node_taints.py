@@ -14,7 +14,6 @@ from partage.errors import Conflict, PartageError
 from partage.kubernetes.agent.node_writer import ClusterIntervals
 from partage.model.node_labels import NO_SCHEDULE, NodeTaint
 from partage.plan.cluster.conditions import node_taints
-from partage.plan.report import Report
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +63,8 @@ class NodeTaints:
             await self._leave()
 
     async def _read_reports(self) -> None:
-        last: Report | None = None
-        while True:
-            last = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
-            wanted = node_taints(last, self._asked)
+        async for report in self._status.reports():
+            wanted = node_taints(report, self._asked)
             if wanted != self._wanted:
                 self._wanted = wanted
                 self._look.set()

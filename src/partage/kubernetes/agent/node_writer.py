@@ -130,19 +130,17 @@ class NodeWriter:
             self._ask()
 
     async def _read_reports(self) -> None:
-        last: Report | None = None
-        while True:
-            last = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
-            labels, pending = labels_of(last), pending_gpus(last)
+        async for report in self._status.reports():
+            labels, pending = labels_of(report), pending_gpus(report)
             if labels is not None:
                 labels = {key: value for key, value in labels.items() if self._writes.writes(key)}
-            held = ((entry.resource, entry.id, entry.holders, entry.claim) for entry in last.entries)
-            memory = memory_annotation(node_memory(last.offer, held))
-            more = dict(self._more_of(last)) if self._more_of is not None else {}
+            held = ((entry.resource, entry.id, entry.holders, entry.claim) for entry in report.entries)
+            memory = memory_annotation(node_memory(report.offer, held))
+            more = dict(self._more_of(report)) if self._more_of is not None else {}
             news = labels, pending, memory, more
             if labels is not None and news != (self._wanted, self._pending, self._memory, self._more):
                 self._wanted, self._pending, self._memory, self._more = news
-                self._cards = count_cards(last.offer)
+                self._cards = count_cards(report.offer)
                 self._news.set()
 
     async def _apply_forever(self) -> None:

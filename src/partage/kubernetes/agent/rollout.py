@@ -117,9 +117,7 @@ class RolloutMember:
             group.create_task(unending("rollout", self._step_forever(group)))
 
     async def _follow_reports(self) -> None:
-        last: Report | None = None
-        while True:
-            last = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
+        async for _ in self._status.reports():
             self._news.set()
 
     async def _step_forever(self, group: asyncio.TaskGroup) -> None:

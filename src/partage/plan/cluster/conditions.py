@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode, encode_replacing
 from partage.model.gpu import NoDriver
-from partage.model.node_labels import NodeTaint
+from partage.model.node_labels import NodeCondition, NodeTaint, Truth
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import GpuReport, PolicyReason, Report
@@ -109,16 +109,7 @@ CLAIMS_SAID = "; ResourceClaims: "
 LONGEST_MESSAGE = 1024
 
 
-class WantedCondition(Frozen):
-    """One condition. status: whether it holds. reason: one word in CamelCase, for programs."""
-
-    type: str
-    status: bool
-    reason: str
-    message: str
-
-
-def node_conditions(report: Report) -> tuple[WantedCondition, ...]:
+def node_conditions(report: Report) -> tuple[NodeCondition, ...]:
     """What is true of the node now. What is not known yet is left out, and stays as it was."""
     if report.dependencies.hardware:
         return (_said(READY, "HardwareNotAnswering", report.dependencies.hardware),)
@@ -131,11 +122,12 @@ def node_conditions(report: Report) -> tuple[WantedCondition, ...]:
     return (_ready(report), _healthy(report), _in_force(report))
 
 
-def _said(kind: str, reason: str, message: str, *, status: bool = False) -> WantedCondition:
-    return WantedCondition(kind, status, reason, shortened(message, LONGEST_MESSAGE))
+def _said(kind: str, reason: str, message: str, *, status: bool = False) -> NodeCondition:
+    truth: Truth = "True" if status else "False"
+    return NodeCondition(kind, truth, reason, shortened(message, LONGEST_MESSAGE))
 
 
-def _ready(report: Report) -> WantedCondition:
+def _ready(report: Report) -> NodeCondition:
     if report.dependencies.kubelet:
         return _said(READY, "NotRegistered", report.dependencies.kubelet)
     names = [str(resource.name) for resource in report.resources if resource.listed]
@@ -147,7 +139,7 @@ def _ready(report: Report) -> WantedCondition:
     return _said(READY, "Ready", f"{count_of(len(report.gpus), 'GPU')}{offered}{more}", status=True)
 
 
-def _healthy(report: Report) -> WantedCondition:
+def _healthy(report: Report) -> NodeCondition:
     found: dict[str, list[int]] = {}
     for gpu in report.gpus:
         for what in faults_of(gpu):
@@ -169,7 +161,7 @@ def faults_of(gpu: GpuReport) -> tuple[str, ...]:
     )
 
 
-def _in_force(report: Report) -> WantedCondition:
+def _in_force(report: Report) -> NodeCondition:
     policy = report.policy
     if policy.reason is not PolicyReason.IN_FORCE:
         return _said(POLICY_IN_FORCE, policy.reason.camel, policy.message)
@@ -222,7 +214,7 @@ def node_taints(report: Report, asked: Collection[NodeTaint]) -> Mapping[NodeTai
     if report.snapshot is not None and report.snapshot.other_plugin:
         return dict.fromkeys(NodeTaint, False)
     status = {condition.type: condition.status for condition in node_conditions(report)}
-    found = {taint: not status[kind] for taint, kind in _HOLDS_WITHOUT.items() if kind in status}
+    found = {taint: status[kind] == "False" for taint, kind in _HOLDS_WITHOUT.items() if kind in status}
     return {
         taint: taint in asked and found[taint] for taint in NodeTaint if taint in found or taint not in asked
     }
