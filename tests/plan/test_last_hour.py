@@ -63,10 +63,12 @@ def test_a_gpu_in_mig_mode_is_as_busy_as_its_busiest_instance(
     instances: tuple[float | None, ...], busy: float | None
 ) -> None:
     migs = tuple(
-        MigSample(GPU, MigUuid(f"MIG-{number}"), number, 0, activity=Activity(graphics=part))
+        MigSample(
+            GPU, device=MigUuid(f"MIG-{number}"), gi_id=number, ci_id=0, activity=Activity(graphics=part)
+        )
         for number, part in enumerate(instances)
     )
-    other = MigSample(OTHER, MigUuid("MIG-x"), 1, 0, activity=Activity(graphics=1.0))
+    other = MigSample(OTHER, device=MigUuid("MIG-x"), gi_id=1, ci_id=0, activity=Activity(graphics=1.0))
     assert busy_of(sample(busy=None), Samples(migs=(*migs, other))) == busy
 
 

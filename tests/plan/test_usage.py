@@ -158,7 +158,7 @@ def test_activity_is_absent_where_nothing_measures_it() -> None:
 
 
 def test_of_a_gpu_in_mig_mode_the_rest_is_that_of_its_mig_devices() -> None:
-    mig = MigSample(GPU, MIG, 1, 0, DeviceMemory(10 * GIB, 6 * GIB, 4 * GIB))
+    mig = MigSample(GPU, DeviceMemory(10 * GIB, 6 * GIB, 4 * GIB), device=MIG, gi_id=1, ci_id=0)
     found = usage_of(
         samples(row(1, 5 * GIB, V2.format(TRAIN), device=MIG), migs=(mig,)), {TRAIN: WHO}, grants()
     )

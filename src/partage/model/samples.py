@@ -92,18 +92,27 @@ class Activity(Frozen, omit_defaults=True):
     pcie_rx: float | None = None
 
 
-class GpuSample(Frozen, omit_defaults=True):
-    """One GPU.
+class DeviceSample(Frozen, omit_defaults=True):
+    """What is measured of GPUs and of MIG devices. gpu: of the GPU that it is, or is part of.
 
-    peak_bytes: highest use of the last one to two minutes, of samples one second apart.
-    utilisation: part of the time in which a kernel ran; memory_utilisation: in which its memory was read or
-    written. energy_j: since the driver was loaded. throttle: empty: nothing lowers the clocks.
-    throttled_s: time so far, by cause. pcie_replays: since the driver was loaded.
+    peak_bytes: highest use of the last one to two minutes, of samples one second apart. activity: of the GPU,
+    or of the GPU instance, relative to that.
     """
 
     gpu: GpuUuid
     memory: DeviceMemory | None = None
     peak_bytes: int | None = None
+    activity: Activity | None = None
+
+
+class GpuSample(DeviceSample, omit_defaults=True):
+    """One GPU.
+
+    utilisation: part of the time in which a kernel ran; memory_utilisation: in which its memory was read or
+    written. energy_j: since the driver was loaded. throttle: empty: nothing lowers the clocks.
+    throttled_s: time so far, by cause. pcie_replays: since the driver was loaded.
+    """
+
     utilisation: float | None = None
     memory_utilisation: float | None = None
     encoder: float | None = None
@@ -120,19 +129,14 @@ class GpuSample(Frozen, omit_defaults=True):
     ecc: EccCounts = EccCounts()
     rows: RemappedRows | None = None
     pcie_replays: int | None = None
-    activity: Activity | None = None
 
 
-class MigSample(Frozen, omit_defaults=True):
-    """One MIG device. activity: of its GPU instance, relative to that. peak_bytes: as in ``GpuSample``."""
+class MigSample(DeviceSample, omit_defaults=True, kw_only=True):
+    """One MIG device."""
 
-    gpu: GpuUuid
     device: MigUuid
     gi_id: int
     ci_id: int
-    memory: DeviceMemory | None = None
-    peak_bytes: int | None = None
-    activity: Activity | None = None
 
 
 class ProcessActivity(Frozen, omit_defaults=True):

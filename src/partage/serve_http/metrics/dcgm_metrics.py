@@ -16,7 +16,7 @@ from partage.agent.status.status import UsageObservation
 from partage.model.dcgm_names import DcgmNames
 from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.ids import DeviceUuid
-from partage.model.samples import Activity, GpuSample, MigSample, ThrottleTime
+from partage.model.samples import Activity, DeviceSample, GpuSample, MigSample, ThrottleTime
 from partage.model.xid import RESET_XIDS
 from partage.plan.usage import ContainerUse
 from partage.serve_http.metrics.exposition import Family, filled, label_template, label_text
@@ -45,7 +45,7 @@ _USED = _Field("FB_USED", "FB_USED_BYTES", "Framebuffer memory used", 1 / MIB)
 _UTILISATION = _Field("GPU_UTIL", "GPU_UTIL_RATIO", "GPU utilization", _PERCENT)
 
 
-def _memory(name: str) -> Callable[[GpuSample | MigSample], float | None]:
+def _memory(name: str) -> Callable[[DeviceSample], float | None]:
     return lambda sample: None if sample.memory is None else getattr(sample.memory, name)
 
 
@@ -61,7 +61,7 @@ def _time(cause: ThrottleTime) -> Callable[[GpuSample], float | None]:
     return lambda sample: sample.throttled_s.get(cause)
 
 
-_OF_DEVICES: tuple[tuple[_Field, Callable[[GpuSample | MigSample], float | None]], ...] = (
+_OF_DEVICES: tuple[tuple[_Field, Callable[[DeviceSample], float | None]], ...] = (
     (_Field("FB_FREE", "FB_FREE_BYTES", "Framebuffer memory free", 1 / MIB), _memory("free_bytes")),
     (_USED, _memory("used_bytes")),
     (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from partage.agent.status.status import UsageObservation
 from partage.model.gpu import Inventory
-from partage.model.samples import Activity, GpuSample, MigSample, Throttle
+from partage.model.samples import Activity, DeviceSample, GpuSample, MigSample, Throttle
 from partage.model.share import Guarantee
 from partage.plan.report import Report
 from partage.plan.serve.held_limits import said_of
@@ -158,14 +158,14 @@ def _migs(inventory: Inventory, migs: list[tuple[tuple[str, ...], MigSample]]) -
     yield metric("mig_activity_ratio", _active(migs))
 
 
-def _memory(kind: str, devices: Iterable[tuple[tuple[str, ...], GpuSample | MigSample]]) -> Iterator[Family]:
+def _memory(kind: str, devices: Iterable[tuple[tuple[str, ...], DeviceSample]]) -> Iterator[Family]:
     devices = tuple(devices)
     for part in ("total", "used", "free", *(("reserved",) if kind == "gpu" else ())):
         rows = ((who, getattr(sample.memory, f"{part}_bytes")) for who, sample in devices if sample.memory)
         yield metric(f"{kind}_memory_{part}_bytes", _known(rows))
 
 
-def _active(devices: Iterable[tuple[tuple[str, ...], GpuSample | MigSample]]) -> list[Row]:
+def _active(devices: Iterable[tuple[tuple[str, ...], DeviceSample]]) -> list[Row]:
     known: Iterable[tuple[tuple[str, ...], Activity]] = (
         (who, sample.activity) for who, sample in devices if sample.activity is not None
     )
