@@ -72,15 +72,11 @@ def files_below(directory: Path, *endings: str) -> list[Path]:
     )
 
 
-def open_of_kind(
-    path: str | Path, is_kind: Callable[[int], bool], flags: int, above: int | None = None
-) -> int:
+def open_of_kind(path: Path, is_kind: Callable[[int], bool], flags: int) -> int:
     """A descriptor of a file, if it is of that kind (``stat.S_ISREG``). Others are not opened: to open a
-    device may do something, a watchdog begins to count.
-
-    above: the directory from which the path begins. Raises OSError, also for another kind.
+    device may do something, a watchdog begins to count. Raises OSError, also for another kind.
     """
-    seen = os.open(path, os.O_PATH | os.O_CLOEXEC | flags & os.O_NOFOLLOW, dir_fd=above)
+    seen = os.open(path, os.O_PATH | os.O_CLOEXEC | flags & os.O_NOFOLLOW)
     try:
         mode = os.fstat(seen).st_mode
         if not is_kind(mode):
@@ -93,7 +89,7 @@ def open_of_kind(
         os.close(seen)
 
 
-def _is_another(mode: int, path: str | Path) -> OSError:
+def _is_another(mode: int, path: Path) -> OSError:
     if stat.S_ISDIR(mode):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "a device")

@@ -55,82 +55,64 @@ SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alph
 
 def dra_services(handler: DraHandler) -> list[Any]:
     """``SERVICES``, which call the handler."""
-    health = _Health(handler)
-    return [_DraV1(handler), _DraV1Beta1(handler), _HealthV1(health), _HealthV1Alpha1(health)]
+    return [_DraV1(handler), _DraV1Beta1(handler), _HealthV1(handler), _HealthV1Alpha1(handler)]
 
 
-class _DraV1(DraV1):
-    def __init__(self, handler: DraHandler) -> None:
-        self._handler = handler
+class _Service:
+    """A service of either version. messages: its module of messages."""
 
-    async def NodePrepareResources(
-        self, stream: Stream[v1.NodePrepareResourcesRequest, v1.NodePrepareResourcesResponse]
-    ) -> None:
-        await _prepare(self._handler, stream, v1.NodePrepareResourcesResponse(), with_shares=True)
-
-    async def NodeUnprepareResources(
-        self, stream: Stream[v1.NodeUnprepareResourcesRequest, v1.NodeUnprepareResourcesResponse]
-    ) -> None:
-        await _unprepare(self._handler, stream, v1.NodeUnprepareResourcesResponse())
-
-
-class _DraV1Beta1(DraV1Beta1):
-    """Without the ids of shares: two shares of one device in one claim cannot be told apart."""
+    messages: Any
 
     def __init__(self, handler: DraHandler) -> None:
         self._handler = handler
 
-    async def NodePrepareResources(
-        self, stream: Stream[v1beta1.NodePrepareResourcesRequest, v1beta1.NodePrepareResourcesResponse]
-    ) -> None:
-        await _prepare(self._handler, stream, v1beta1.NodePrepareResourcesResponse(), with_shares=False)
 
-    async def NodeUnprepareResources(
-        self, stream: Stream[v1beta1.NodeUnprepareResourcesRequest, v1beta1.NodeUnprepareResourcesResponse]
-    ) -> None:
-        await _unprepare(self._handler, stream, v1beta1.NodeUnprepareResourcesResponse())
+class _Dra(_Service):
+    """with_shares: ids of shares are told; else two of one device in one claim cannot be told apart."""
 
+    with_shares: bool
 
-async def _prepare(
-    handler: DraHandler,
-    stream: Stream[Any, Any],
-    answer: Any,  # noqa: ANN401 (of either version)
-    *,
-    with_shares: bool,
-) -> None:
-    claims = _refs((await request_of(stream)).claims)
-    for uid, devices in (await _answered(handler.prepare, claims)).items():
-        if isinstance(devices, str):
-            answer.claims[uid].error = devices
-            continue
-        for device in devices:
-            share = {"share_id": device.share_id} if with_shares else {}
-            answer.claims[uid].devices.add(**_device(device), **share)
-    await stream.send_message(answer)
+    async def NodePrepareResources(self, stream: Stream[Any, Any]) -> None:
+        answer = self.messages.NodePrepareResourcesResponse()
+        claims = _refs((await request_of(stream)).claims)
+        for uid, devices in (await _answered(self._handler.prepare, claims)).items():
+            if isinstance(devices, str):
+                answer.claims[uid].error = devices
+                continue
+            for device in devices:
+                share = {"share_id": device.share_id} if self.with_shares else {}
+                answer.claims[uid].devices.add(**_device(device), **share)
+        await stream.send_message(answer)
+
+    async def NodeUnprepareResources(self, stream: Stream[Any, Any]) -> None:
+        answer = self.messages.NodeUnprepareResourcesResponse()
+        claims = _refs((await request_of(stream)).claims)
+        for uid, error in (await _answered(self._handler.unprepare, claims)).items():
+            answer.claims[uid].error = error
+        await stream.send_message(answer)
 
 
-async def _unprepare(
-    handler: DraHandler,
-    stream: Stream[Any, Any],
-    answer: Any,  # noqa: ANN401 (of either version)
-) -> None:
-    claims = _refs((await request_of(stream)).claims)
-    for uid, error in (await _answered(handler.unprepare, claims)).items():
-        answer.claims[uid].error = error
-    await stream.send_message(answer)
+class _DraV1(_Dra, DraV1):
+    messages, with_shares = v1, True
 
 
-class _Health:
+class _DraV1Beta1(_Dra, DraV1Beta1):
+    messages, with_shares = v1beta1, False
+
+
+class _Health(_Service):
     """Tells a stream the health of all devices, at each change and regularly."""
 
-    def __init__(self, handler: DraHandler) -> None:
-        self._handler = handler
-
-    async def tell(self, send: Callable[[Sequence[DeviceCondition]], Awaitable[None]]) -> None:
+    async def NodeWatchResources(self, stream: Stream[Any, Any]) -> None:
         """Until cancelled."""
+        await request_of(stream)
         while True:
             conditions = self._handler.conditions()
-            await send(conditions.rows)
+            answer = self.messages.NodeWatchResourcesResponse()
+            for row in conditions.rows:
+                device = self.messages.DeviceIdentifier(pool_name=row.pool, device_name=row.device)
+                answer.devices.add(device=device, **_condition(row))
+            await stream.send_message(answer)
             changed = asyncio.ensure_future(self._handler.changed(conditions.version))
             try:
                 await asyncio.wait({changed}, timeout=HEALTH_EVERY_S)
@@ -138,43 +120,12 @@ class _Health:
                 changed.cancel()
 
 
-class _HealthV1(HealthV1):
-    def __init__(self, health: _Health) -> None:
-        self._health = health
-
-    async def NodeWatchResources(
-        self, stream: Stream[health_v1.NodeWatchResourcesRequest, health_v1.NodeWatchResourcesResponse]
-    ) -> None:
-        await request_of(stream)
-
-        async def send(rows: Sequence[DeviceCondition]) -> None:
-            answer = health_v1.NodeWatchResourcesResponse()
-            for row in rows:
-                device = health_v1.DeviceIdentifier(pool_name=row.pool, device_name=row.device)
-                answer.devices.add(device=device, **_condition(row))
-            await stream.send_message(answer)
-
-        await self._health.tell(send)
+class _HealthV1(_Health, HealthV1):
+    messages = health_v1
 
 
-class _HealthV1Alpha1(HealthV1Alpha1):
-    def __init__(self, health: _Health) -> None:
-        self._health = health
-
-    async def NodeWatchResources(
-        self,
-        stream: Stream[health_v1alpha1.NodeWatchResourcesRequest, health_v1alpha1.NodeWatchResourcesResponse],
-    ) -> None:
-        await request_of(stream)
-
-        async def send(rows: Sequence[DeviceCondition]) -> None:
-            answer = health_v1alpha1.NodeWatchResourcesResponse()
-            for row in rows:
-                device = health_v1alpha1.DeviceIdentifier(pool_name=row.pool, device_name=row.device)
-                answer.devices.add(device=device, **_condition(row))
-            await stream.send_message(answer)
-
-        await self._health.tell(send)
+class _HealthV1Alpha1(_Health, HealthV1Alpha1):
+    messages = health_v1alpha1
 
 
 def _refs(claims: Iterable[Any]) -> list[ClaimRef]:
