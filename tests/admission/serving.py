@@ -27,8 +27,7 @@ from partage.edges.kube.connection import Backoff
 from partage.edges.kube.election import Election
 from partage.edges.kube.webhooks import WebhookObjects
 from partage.serve_http.http import HttpServer
-from partage.serve_http.http_access import HttpAccess, HttpOptions
-from partage.serve_http.serving import listen
+from partage.serve_http.http_access import HttpAccess, HttpOptions, listen
 from tests.edges.kube.scripted import PKI
 from tests.edges.kube.store import NODES, SLICES, WEBHOOKS, ObjectStore
 from tests.scheduler.objects import classes, device, node, slices

@@ -27,7 +27,7 @@ from partage.kubernetes.agent.connection import ClusterConnection
 from partage.kubernetes.agent.node_writer import ClusterIntervals
 from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import HttpServer
-from partage.serve_http.serving import listen
+from partage.serve_http.http_access import listen
 from tests.agent.harness import MACHINE, Agent, Place, simulated_helper
 from tests.kubelet_script import LIMIT_S, wait_for
 

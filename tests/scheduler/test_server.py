@@ -15,7 +15,7 @@ from partage.scheduler.decide.board import ExtenderPolicy
 from partage.scheduler.extender import Extender
 from partage.scheduler.service import PRIORITIZE, ExtenderService
 from partage.serve_http.http import MOST_BODY, HttpServer
-from partage.serve_http.serving import listen
+from partage.serve_http.http_access import listen
 from tests.edges.kube.store import NODES, PODS, SLICES, ObjectStore, object_store
 from tests.scheduler.objects import MEMORY, claim, classes, device, node, pod, slices
 

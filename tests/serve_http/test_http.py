@@ -55,7 +55,7 @@ from partage.serve_http.http import (
     Stream,
     json_answer,
 )
-from partage.serve_http.serving import listen, say_url
+from partage.serve_http.http_access import listen, say_url
 from tests.answers.reports import a_report
 
 GPU = ResourceName("nvidia.com/gpu")

@@ -16,8 +16,8 @@ from selenium import webdriver
 from partage.agent.options import Intervals
 from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import HttpServer
+from partage.serve_http.http_access import listen
 from partage.serve_http.pages.sources import FleetReports, ReportFolder
-from partage.serve_http.serving import listen
 from partage.web.fleet_page import FleetPages
 from partage.web.node_views import ReportViews
 from tests.web.sample_nodes import mixed, thirty

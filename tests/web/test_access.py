@@ -16,8 +16,7 @@ import pytest
 
 from partage.errors import InputError
 from partage.serve_http.http import MOST_CLIENTS, HttpServer, json_answer
-from partage.serve_http.http_access import AskedBy, HttpAccess, HttpOptions, token_of
-from partage.serve_http.serving import listen
+from partage.serve_http.http_access import AskedBy, HttpAccess, HttpOptions, listen, token_of
 
 TOKEN = "0123456789abcdef0123"
 

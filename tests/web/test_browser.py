@@ -31,8 +31,8 @@ from partage.plan.serve.ledger_entry import Holder
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import MOST_STREAMS, HttpServer
+from partage.serve_http.http_access import listen
 from partage.serve_http.pages.sources import FleetReports, ReportFolder
-from partage.serve_http.serving import listen
 from partage.units import GIB
 from partage.web.cluster_fleet import Followed, published, source_section
 from partage.web.fleet_page import FleetPages

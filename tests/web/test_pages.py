@@ -30,12 +30,12 @@ from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse, with_samples
 from partage.serve_http.http import HttpServer, PageRequest, Stream, json_answer
+from partage.serve_http.http_access import listen
 from partage.serve_http.pages.agent_page import changes, difference
 from partage.serve_http.pages.gpu_sections import sampled_uses
 from partage.serve_http.pages.markup import document, element, grouped, html
 from partage.serve_http.pages.node_page import node_sections, standing_of
 from partage.serve_http.pages.sources import FleetReports, NodeReport, ReportFolder
-from partage.serve_http.serving import listen
 from partage.units import GIB
 from partage.web.agents import FleetAgents
 from partage.web.fleet_page import FleetPages

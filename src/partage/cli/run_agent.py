@@ -20,8 +20,7 @@ from partage.answers.process_start import lean_imports
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.host.waiting import until_tick
 from partage.kubernetes.agent.connection import ClusterConnection
-from partage.serve_http.http_access import HttpAccess, HttpOptions
-from partage.serve_http.serving import listen, say_url
+from partage.serve_http.http_access import HttpAccess, HttpOptions, listen, say_url
 from partage.values import Frozen
 
 if TYPE_CHECKING:

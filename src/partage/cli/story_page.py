@@ -12,8 +12,8 @@ from partage.lab.stories.stage import StoryStage
 from partage.model.dcgm_names import DcgmNames
 from partage.serve_http.agent_pages import agent_pages, browser_pages
 from partage.serve_http.http import Answer, HttpServer, Page, PageRequest, Stream
-from partage.serve_http.http_access import HttpAccess, HttpOptions
-from partage.serve_http.serving import listen, say_url, until_signal
+from partage.serve_http.http_access import HttpAccess, HttpOptions, listen, say_url
+from partage.serve_http.serving import until_signal
 
 
 def story_page(address: str, protection: HttpOptions, *, stay: bool) -> Beside:

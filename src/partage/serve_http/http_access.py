@@ -1,4 +1,4 @@
-"""Who may read what is served over HTTP: a token, client certificates, the names under which it is asked.
+"""Where HTTP is served, and who may read it: a token, client certificates, the names under which it is asked.
 
 ``/metrics``, ``/report.json`` and the page carry names of pods. On a node whose network others use too
 (Slurm, host network), an address of the node keeps nobody out. One answer for all of them
@@ -11,10 +11,13 @@ import base64
 import hmac
 import ipaddress
 import logging
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+import click
 
 from partage.edges.host.read_file import check_regular, read_token
 from partage.errors import InputError, Problem
@@ -239,3 +242,27 @@ class _Reread(Generic[T]):
             made = self._made[1]
         self._made = (stamp, made)
         return made
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket. Raises InputError for an address that is wrong or in use."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InputError(
+            f"--http {address!r} is not HOST:PORT", "for example 127.0.0.1:9400, or :0 for any port"
+        )
+    host = host.removeprefix("[").removesuffix("]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        raise InputError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def say_url(host: str, port: int, scheme: str = "http") -> None:
+    """Print where HTTP is served, one line on stdout."""
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    try:
+        click.echo(url)
+    except OSError as error:  # stdout is closed; the agent runs all the same
+        log.warning("url cannot be printed", extra={"url": url, "reason": error.strerror})

@@ -1,47 +1,14 @@
-"""Where HTTP is served: its address taken and printed, and a service and its server that run until a signal
-comes.
-"""
+"""A service and its server, which run until a signal comes."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import socket
 from collections.abc import Collection, Coroutine, Mapping
 from typing import Any
 
-import click
-
-from partage.errors import InputError
 from partage.serve_http.http import MOST_CLIENTS, HttpServer, Page
-from partage.serve_http.http_access import HttpAccess
-
-log = logging.getLogger(__name__)
-
-
-def listen(address: str) -> socket.socket:
-    """A listening socket. Raises InputError for an address that is wrong or in use."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InputError(
-            f"--http {address!r} is not HOST:PORT", "for example 127.0.0.1:9400, or :0 for any port"
-        )
-    host = host.removeprefix("[").removesuffix("]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, int(port)), family=family)
-    except OSError as error:
-        raise InputError(f"cannot listen on {address}: {error.strerror or error}") from error
-
-
-def say_url(host: str, port: int, scheme: str = "http") -> None:
-    """Print where HTTP is served, one line on stdout."""
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    try:
-        click.echo(url)
-    except OSError as error:  # stdout is closed; the agent runs all the same
-        log.warning("url cannot be printed", extra={"url": url, "reason": error.strerror})
+from partage.serve_http.http_access import HttpAccess, listen, say_url
 
 
 def until_signal() -> asyncio.Event:

@@ -135,8 +135,8 @@ def _serve(pages: dict[str, Page], http: str) -> None:
 
     from partage.agent import log
     from partage.serve_http.http import HttpServer
-    from partage.serve_http.http_access import HttpAccess
-    from partage.serve_http.serving import listen, say_url, until_signal
+    from partage.serve_http.http_access import HttpAccess, listen, say_url
+    from partage.serve_http.serving import until_signal
 
     log.configure()
     access = HttpAccess(http_options())

@@ -21,8 +21,7 @@ from partage.edges.hardware.supervisor import HelperState
 from partage.model.dcgm_names import DcgmNames
 from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import HttpServer
-from partage.serve_http.http_access import HttpAccess, HttpOptions
-from partage.serve_http.serving import listen
+from partage.serve_http.http_access import HttpAccess, HttpOptions, listen
 from partage.slurm.agent.options import SlurmOptions
 from partage.slurm.agent.service import SlurmService, import_metrics
 from partage.slurm.model import SlurmVersion
