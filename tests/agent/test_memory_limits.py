@@ -5,6 +5,7 @@ The hook is the simulation's: it sets a limit when a container begins, or does n
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -107,6 +108,44 @@ def test_a_lost_limit_is_set_again_late_and_said(
         helper.inject(Vacate(0))
         kubelet.pod_resources = pods()
         agent.wait(lambda: guarantee(agent) == ("none", "hard", None), "it went with its container", 20)
+
+
+BIG, SMALL = "nvidia.com/gpu.big", "nvidia.com/gpu.small"
+UNEQUAL = native(
+    "{select: all, time-slicing: {clients: [{name: big, memory: 40Gi}, {name: small, memory: 8Gi}], "
+    "memory: hard}}"
+)
+
+
+def test_two_resources_in_one_container_have_the_sum_of_their_limits(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    """Each Allocate brings a hook of its own, which adds up; the last one alone, as NVIDIA's hook sets it, is
+    not the limit, and is set again.
+    """
+    with simulated_helper(node, machine()) as helper, hosted(node, machine=None, policy=UNEQUAL) as agent:
+        names, shares = [], {}
+        for resource in (BIG, SMALL):
+            calls = registered(kubelet, resource).calls
+            assert calls is not None
+            shares[resource] = ids(kubelet, resource)[:1]
+            names += [device.name for device in calls.allocate(shares[resource]).cdi_devices]
+        grants = {
+            json.loads(path.read_text())["devices"][0]["containerEdits"]["hooks"][0]["env"][-1]
+            for path in (node.run_dir / "cdi").glob("*limits*")
+        }
+        assert len(set(names)) == len(grants) == 2, "the runtime drops a name that comes twice"
+        helper.inject(replace(works(11, GIB, mps=False), limit_bytes=48 * GIB))
+        kubelet.pod_resources = held({"team/train": {"main": shares}})
+
+        def seen() -> list[tuple[int, int | None, bool]]:
+            return [
+                (limit["limitBytes"], limit["seenBytes"], limit["late"]) for limit in limits(agent) if limit
+            ]
+
+        agent.wait(lambda: seen() == [(48 * GIB, 48 * GIB, False)] * 2, "the sum was read", 20)
+        helper.inject(LoseLimits(0))
+        agent.wait(lambda: seen() == [(48 * GIB, 48 * GIB, True)] * 2, "the sum was set again", 20)
 
 
 def test_what_is_counted_for_a_cgroup_is_what_the_watchdog_says(

@@ -36,10 +36,13 @@ version: partage/v1
 gpus:
   - select: {index: [0]}
     time-slicing: {replicas: 8, memory: hard}
+  - select: {index: [1]}
+    time-slicing: {clients: [{name: big, memory: 8Gi}, {name: small, memory: 4Gi}], memory: hard}
   - select: rest
     exclusive: {}
 """
 SHARE = 5 * GIB
+BIG, SMALL = "nvidia.com/gpu.big", "nvidia.com/gpu.small"
 HOOK = f"/var/lib/partage/bin/{HOOK_NAME}"
 
 
@@ -51,7 +54,7 @@ class LimitedNode:
         self.cluster, self.root = cluster, cluster.folder / "driver-of-limits"
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir()
-        self.driver = StubNode(self.root / "root", compiled_stub(self.root)).add_h100s(1)
+        self.driver = StubNode(self.root / "root", compiled_stub(self.root)).add_h100s(2)
         self.program = built_hook(self.root)
 
     def machine(self) -> str:
@@ -62,7 +65,9 @@ class LimitedNode:
         machine = replace(found, inventory=inventory, limits=LimitSupport(LimitBackend.MISC))
         path = self.driver.root / "machine.json"
         path.write_text(machine_text(machine, as_yaml=False))
-        self.driver.write(driver="615.71.09", **{"gpu.0.limits": "misc", "gpu.0.uuid": gpus[0].uuid})
+        self.driver.write(driver="615.71.09")
+        for number in range(2):
+            self.driver.write(**{f"gpu.{number}.limits": "misc", f"gpu.{number}.uuid": gpus[number].uuid})
         return f"/driver-root/{path.name}"
 
     def put_hook(self) -> None:
@@ -134,7 +139,7 @@ def install_limited(node: LimitedNode) -> None:
         driverRoot=str(node.driver.root),
     )
     node.put_hook()
-    node.cluster.until_allocatable({SHARED: 8, GPU: 3})
+    node.cluster.until_allocatable({SHARED: 8, BIG: 1, SMALL: 1, GPU: 2})
 
 
 def _tenant(name: str, **spec: Any) -> Json:
@@ -150,6 +155,15 @@ def test_eight_tenants_of_one_gpu_have_their_limits(limited: LimitedNode) -> Non
     assert [limited.limit_of(name) for name in names] == [SHARE] * 8
     assert {kept.soft for kept in limited.limits()} == {0}
     assert node.environment("tenant-0")["PARTAGE_GUARANTEE"] == "hard"
+
+
+def test_two_resources_of_one_gpu_in_one_container_have_the_sum(limited: LimitedNode) -> None:
+    """The kubelet asks for each of them, and hands both names on."""
+    limited.cluster.apply(pod("both", {BIG: 1, SMALL: 1}))
+    limited.cluster.until_phase("both", "Running")
+    assert limited.limit_of("both") == 12 * GIB
+    limited.restarted("both")
+    assert limited.limit_of("both") == 12 * GIB
 
 
 def test_an_init_container_and_one_that_starts_again_have_them(limited: LimitedNode) -> None:

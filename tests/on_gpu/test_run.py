@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from partage.units import GIB
+from tests.edges.cdi.limit_hook.node import SOURCE, built_hook
 from tests.on_gpu.conftest import Machine
 from tools.on_gpu.rows import ROWS
 from tools.on_gpu.steps import STEPS
@@ -52,18 +54,29 @@ def test_a_field_that_nvidia_smi_says_otherwise_is_named(machine: Machine):
 
 
 @root_only
-def test_memory_limits_are_seen_where_the_driver_has_them(machine: Machine):
-    """On a node with cgroups of version 2, which this one may have beside others."""
+def test_memory_limits_are_seen_where_the_driver_has_them(machine: Machine, tmp_path: Path):
+    """On a node with cgroups of version 2, which this one may have beside others, and the compiled hook.
+
+    The stand-in for CUDA has 8 GiB and no limit: that all is kept only shows that each attack is tried. With
+    60 GiB it gives more than a share.
+    """
     machine.run("--only", "limits,limits-hold")
     for row in ("limits", "limits-hold"):
         verdict, words = machine.findings()[row]
         assert (verdict, "driver branch 550 has no memory limits" in words) == (NOT_HERE, True), words
     machine.node.write(driver="615.71.09", **{"gpu.0.limits": "misc"})
-    mounted = 'mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"'
+    compiled = shutil.copytree(SOURCE, tmp_path / "hook")
+    built_hook(compiled)
+    mounted = f'mount -t cgroup2 cgroup2 /sys/fs/cgroup && mount --bind {compiled} {SOURCE} && exec "$@"'
     unshared = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, "sh")
     machine.command = (*unshared, *machine.command)
-    machine.run("--only", "limits", "--again")
+    machine.run("--only", "limits,limits-hold", "--again")
     assert machine.findings()["limits"] == (SEEN, "the memory of a cgroup can be limited; misc counts it")
+    verdict, words = machine.findings()["limits-hold"]
+    assert (verdict, words.count(" kept: ")) == (SEEN, 7), words
+    machine.run("--only", "limits-hold", "--again", STUB_BYTES=str(60 * GIB))
+    verdict, words = machine.findings()["limits-hold"]
+    assert (verdict, "limit-at-once broken: it got " in words) == (CONTRADICTED, True), words
 
 
 @root_only

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from partage.lab.prove.slicing import ATTACKS
+from partage.lab.prove.slicing import OF_LIMITS
 from partage.model.driver_limit import LimitSupport
 from partage.plan.offer.driver_limits import why_unlimited
 from tools.on_gpu.notes import Notes, StepPlace
@@ -26,10 +26,10 @@ async def limits_hold(place: StepPlace, notes: Notes) -> None:
         return
     policy = place.work / "hard.yaml"
     policy.write_text(_HARD, encoding="utf-8")
-    names = ",".join(attack.name for attack in ATTACKS)
+    names = ",".join(attack.name for attack in OF_LIMITS)
     await prove(
         place, notes, "limits-hold", "--policy", str(policy), "--only", names, "--engine", "cuda",
-        expected=len(ATTACKS) - 2,  # managed memory, and what is counted, a driver may not show
+        expected=len(OF_LIMITS) - 2,  # managed memory, and what is counted, a driver may not show
     )  # fmt: skip
 
 
