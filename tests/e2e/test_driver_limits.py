@@ -159,7 +159,7 @@ def test_eight_tenants_of_one_gpu_have_their_limits(limited: LimitedNode) -> Non
 
 def test_two_resources_of_one_gpu_in_one_container_have_the_sum(limited: LimitedNode) -> None:
     """The kubelet asks for each of them, and hands both names on."""
-    limited.cluster.apply(pod("both", {BIG: 1, SMALL: 1}))
+    limited.cluster.apply(pod("both", {BIG: 1, SMALL: 1}, restartPolicy="Always"))
     limited.cluster.until_phase("both", "Running")
     assert limited.limit_of("both") == 12 * GIB
     limited.restarted("both")
