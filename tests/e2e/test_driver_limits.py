@@ -43,6 +43,7 @@ gpus:
 """
 SHARE = 5 * GIB
 BIG, SMALL = "nvidia.com/gpu.big", "nvidia.com/gpu.small"
+OFFERED = {SHARED: 8, BIG: 1, SMALL: 1, GPU: 2}
 HOOK = f"/var/lib/partage/bin/{HOOK_NAME}"
 
 
@@ -139,7 +140,7 @@ def install_limited(node: LimitedNode) -> None:
         driverRoot=str(node.driver.root),
     )
     node.put_hook()
-    node.cluster.until_allocatable({SHARED: 8, BIG: 1, SMALL: 1, GPU: 2})
+    node.cluster.until_allocatable(OFFERED)
 
 
 def _tenant(name: str, **spec: Any) -> Json:
@@ -246,7 +247,7 @@ def test_pods_that_start_while_the_agent_is_killed_have_them_or_do_not_run(limit
 
     running = node.until("each runs or was refused", settled, timeout_s=120)
     assert [limited.limit_of(name) for name in running] == [SHARE] * len(running)
-    node.until_allocatable({SHARED: 8, GPU: 3})
+    node.until_allocatable(OFFERED)
 
 
 def test_after_an_uninstall_a_restart_has_its_limit_and_without_the_hook_it_fails_closed(
