@@ -1,10 +1,10 @@
-"""``partage cordon``: nobody gets another share of a GPU."""
+"""``partage cordon``: nobody gets another share of a GPU; and ``partage uncordon``, its opposite."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -27,7 +27,16 @@ Change = Callable[[frozenset[str], frozenset[str]], frozenset[str]]
 """From the names that are there and those that were given to the new ones."""
 
 
-def options(command: Callable[..., None]) -> Callable[..., None]:
+class WhichNode(TypedDict):
+    """The options of both verbs: of which node the GPUs are."""
+
+    node: str | None
+    kubeconfig: str | None
+    machine: str | None
+    state_dir: Path | None
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
     """Arguments and options of both verbs."""
     for option in reversed(
         [
@@ -43,15 +52,8 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @verb("cordon")
-@options
-def command(
-    *,
-    gpus: tuple[str, ...],
-    node: str | None,
-    kubeconfig: str | None,
-    machine: str | None,
-    state_dir: Path | None,
-) -> None:
+@_options
+def command(gpus: tuple[str, ...], **where: Unpack[WhichNode]) -> None:
     """Keep new containers off GPUs, named by NVML index or UUID. Containers that hold shares keep them.
 
     Within a second the agent offers no free share of these GPUs any more, until partage uncordon. A restart
@@ -59,18 +61,22 @@ def command(
 
     With --node: for a node of the cluster, by its annotation partage.dev/cordoned.
     """
-    names = change_names(
-        lambda there, given: there | given,
-        gpus,
-        node=node,
-        kubeconfig=kubeconfig,
-        machine=machine,
-        state_dir=state_dir,
-    )
+    names = _change_names(lambda there, given: there | given, gpus, **where)
     say(f"cordoned: {', '.join(sorted(names))}")
 
 
-def change_names(
+@verb("uncordon")
+@_options
+def uncordon(gpus: tuple[str, ...], **where: Unpack[WhichNode]) -> None:
+    """Let new containers use cordoned GPUs again, named by NVML index or UUID.
+
+    GPUs that were cordoned with --node need --node here, too; the others are uncordoned on their node.
+    """
+    names = _change_names(lambda there, given: there - given, gpus, **where)
+    say(f"still cordoned: {', '.join(sorted(names))}" if names else "no GPU is cordoned")
+
+
+def _change_names(
     change: Change,
     gpus: tuple[str, ...],
     *,

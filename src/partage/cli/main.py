@@ -1,8 +1,9 @@
 """The command ``partage``: finds the verb, and reports every error.
 
-A verb is the click command called ``command`` in the module that ``MODULES`` names, imported when it is
-called and not before: the agent does not import tables and pictures. Every PartageError is handled here: one
-line per problem on stderr, and the exit code of its class. Bugs are not caught: they print a traceback.
+A verb is the click command in the module that ``MODULES`` names (``command``, where it names none), imported
+when it is called and not before: the agent does not import tables and pictures. Every PartageError is handled
+here: one line per problem on stderr, and the exit code of its class. Bugs are not caught: they print a
+traceback.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ MODULES = {
     "export": "partage.cli.export",
     "labels": "partage.cli.labels",
     "cordon": "partage.cli.cordon",
-    "uncordon": "partage.cli.uncordon",
+    "uncordon": "partage.cli.cordon:uncordon",
     "free": "partage.cli.free",
     "inspect": "partage.cli.inspect",
     "explain": "partage.explain.verb",
@@ -117,10 +118,10 @@ MODULES = {
     "agent": "partage.cli.agent",
     "hardware": "partage.cli.hardware",
     "completion": "partage.answers.completion",
-    "help": "partage.cli.help",
-    "version": "partage.cli.version",
+    "help": "partage.cli.about:show_help",
+    "version": "partage.cli.about:version",
 }
-"""The module of each verb."""
+"""The module of each verb, and its command there, where that is not called ``command``."""
 
 _AT_ONCE = "agent"
 """It ends as the short ones do, as soon as all is written: a kubelet or a supervisor waits for its end."""
@@ -149,8 +150,8 @@ class VerbGroup(click.Group):
         with lean_imports():
             import hashlib  # noqa: F401 - most verbs use it, none of them OpenSSL's functions
 
-            module = importlib.import_module(MODULES[cmd_name])
-        verb: click.Command = module.command
+            module, _, name = MODULES[cmd_name].partition(":")
+            verb: click.Command = getattr(importlib.import_module(module), name or "command")
         return verb
 
     def resolve_command(

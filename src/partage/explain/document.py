@@ -175,17 +175,17 @@ class ExplainedShareRow(Frozen, kw_only=True):
 
     node: str
     gpu: int
-    profile: str | None
-    resource: ResourceName | None
+    profile: str | None = None
+    resource: ResourceName | None = None
     shares: tuple[ShareId, ...]
     state: str
-    holders: tuple[str, ...]
-    certainty: Certainty | None
-    since: str | None
-    memory_bytes: int | None
-    guarantee: Guarantee | None
-    promised: Guarantee | None
-    verified: Guarantee | None
+    holders: tuple[str, ...] = ()
+    certainty: Certainty | None = None
+    since: str | None = None
+    memory_bytes: int | None = None
+    guarantee: Guarantee | None = None
+    promised: Guarantee | None = None
+    verified: Guarantee | None = None
     why_guarantee: str
     standing: str
     next: str

@@ -1,16 +1,20 @@
-"""``partage help VERB``: the same as ``partage VERB --help``."""
+"""What ``partage`` says of itself: ``partage help VERB`` is ``partage VERB --help``, ``partage version`` is
+``partage --version``.
+"""
 
 from __future__ import annotations
 
 import click
 
+from partage import __version__
+from partage.answers.common_output import say
 from partage.answers.verb import verb
 
 
 @verb("help")
 @click.argument("verb", required=False)
 @click.pass_context
-def command(ctx: click.Context, verb: str | None) -> None:
+def show_help(ctx: click.Context, verb: str | None) -> None:
     """Show the help of a verb, or of partage as a whole."""
     from partage.cli.main import partage, unknown_verb
 
@@ -22,3 +26,9 @@ def command(ctx: click.Context, verb: str | None) -> None:
     if asked is None:
         raise unknown_verb(verb, ctx.parent)
     asked.main(["--help"], prog_name=verb, standalone_mode=False, parent=ctx.parent)
+
+
+@verb("version")
+def version() -> None:
+    """Print the version."""
+    say(f"partage {__version__}")
