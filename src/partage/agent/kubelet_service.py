@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from partage.agent.parts import ConnectClaims, ConnectCluster
     from partage.edges.kube.port import ClusterNode
 
+log = logging.getLogger(__name__)
+
 
 FIRST_ANSWER_S = 0.3
 """How long the start waits for the first answer of PodResources and the first check of the watchdog, in
@@ -300,9 +302,6 @@ class KubeletService(NodeService):
         for resource in watched:
             self.plugins.by_name[resource].resend()
         return bool(watched)
-
-
-log = logging.getLogger(__name__)
 
 
 async def run(

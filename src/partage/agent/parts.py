@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from partage.edges.hardware.port import Hardware
-    from partage.model.claim import ClaimHold, Demands
-
-    ConnectClaims = Callable[
-        [AgentOptions, Ledger, Callable[[], float], Callable[[], None], Hardware], "ClaimsPart"
-    ]
-    """Makes the part from options, ledger, clock, ``ask`` for a turn, and the hardware. What claims held
-    before is in the ledger then; nothing is asked yet."""
     from partage.edges.kube.config import ClusterConfig
     from partage.edges.kube.port import ClusterNode
+    from partage.model.claim import ClaimHold, Demands
 
     ConnectCluster = Callable[
         [AgentOptions, AgentStatus, Callable[[], None], Callable[[ClusterNode], None], Callable[[], None]],
@@ -35,6 +29,11 @@ if TYPE_CHECKING:
     ]
     """Makes the part; nothing is asked yet. The last three: ask, for a turn of the loop; know, told what the
     own Node says; judge_again, the rollout may have moved on."""
+    ConnectClaims = Callable[
+        [AgentOptions, Ledger, Callable[[], float], Callable[[], None], Hardware], "ClaimsPart"
+    ]
+    """Makes the part from options, ledger, clock, ``ask`` for a turn, and the hardware. What claims held
+    before is in the ledger then; nothing is asked yet."""
 
 
 class ClusterPart(Protocol):

@@ -45,6 +45,9 @@ from partage.plan.serve.watchdog import (
 from partage.units import format_bytes
 from partage.values import Frozen
 
+log = logging.getLogger(__name__)
+
+
 _AT_ONCE = 8
 """Each may take the time from SIGTERM to SIGKILL. The helper takes 32 requests at a time, not only ours."""
 
@@ -147,8 +150,6 @@ async def _find_again(hardware: Hardware, row: GpuProcess) -> GpuProcess | None:
             return now
     return None
 
-
-log = logging.getLogger(__name__)
 
 PATIENCE = 2
 """Checks in a row in which a container must exceed its share before it is ended. A single check may see a

@@ -26,6 +26,8 @@ from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms
 from partage.plan.serve.preferred_allocation import allocator_of
 from partage.values import Frozen
 
+log = logging.getLogger(__name__)
+
 
 class AllocateContext(Frozen):
     """What an Allocate response depends on, besides its resource.
@@ -134,9 +136,6 @@ class PluginSet:
             allocator = allocator_of(resource, terms.inventory.links, terms.options.allocation)
             responder = terms.responder(resource)
         return ServedResource(tuple(listed), allocator, responder, awaited)
-
-
-log = logging.getLogger(__name__)
 
 
 class ServedResources:

@@ -35,6 +35,8 @@ from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import grants_of
 from partage.plan.usage import LastHour, usage_of, with_samples
 
+log = logging.getLogger(__name__)
+
 
 def answer_in(
     wait_s: float,
@@ -138,8 +140,6 @@ class UsageObserver(Struct):
             known |= {container: names[container] for container in needed if container in names}
         self._names = known
 
-
-log = logging.getLogger(__name__)
 
 _NO_JOBS: Mapping[str, JobName] = MappingProxyType({})
 

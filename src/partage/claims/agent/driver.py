@@ -36,6 +36,8 @@ from partage.model.ids import PodUid
 from partage.model.share import LONGEST_REFUSAL, AllocationRefused
 from partage.text import shortened
 
+log = logging.getLogger(__name__)
+
 
 class ClaimCounts(Struct):
     """Since the start. refused: by reason. prepares: calls of the kubelet; prepare_s: their duration in all,
@@ -50,9 +52,6 @@ class ClaimCounts(Struct):
         """A call has ended."""
         self.prepares += 1
         self.prepare_s += seconds
-
-
-log = logging.getLogger(__name__)
 
 
 class ClaimDriver:

@@ -22,6 +22,8 @@ from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.claim_offer import ClaimOffer, Closed
 from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms
 
+log = logging.getLogger(__name__)
+
 
 class PublishedDevices:
     """terms: None: the node has not been observed yet. conditions: the health of all devices of the pool."""
@@ -80,9 +82,6 @@ class PublishedDevices:
         """Answers as the device plugin does."""
         assert self.terms is not None
         return self.terms.responder(resource)
-
-
-log = logging.getLogger(__name__)
 
 
 class ClaimFiles:

@@ -32,6 +32,9 @@ from partage.plan.serve.ledger_entry import Certainty, EndingHold, Holder, Ledge
 from partage.text import listed
 from partage.values import Frozen
 
+log = logging.getLogger(__name__)
+
+
 LOOK_S = 1.0
 """How long the helper may look, in seconds. It takes milliseconds."""
 
@@ -132,9 +135,6 @@ class ClaimEnds:
             for share in record.shares
             for id_ in share.ids
         )
-
-
-log = logging.getLogger(__name__)
 
 
 class ClaimWork(Struct):
