@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import socket
@@ -324,6 +323,8 @@ def leave_network() -> None:
     other threads are not, so this is called before there are any. Raises NotPermitted (it needs
     CAP_SYS_ADMIN).
     """
+    import ctypes  # not at the top: most helpers keep the network, and need no ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET):
         reason = os.strerror(ctypes.get_errno())
