@@ -44,6 +44,7 @@ def test_what_only_looks_sees_what_the_driver_says(machine: Machine):
     assert "| seen: 22 of 22 fields are the same" in (machine.folder / "hardware.md").read_text()
 
 
+@pytest.mark.real
 def test_a_field_that_nvidia_smi_says_otherwise_is_named(machine: Machine):
     machine.answers(memory__total="81558", vbios_version="96.00.1")
     machine.run("--only", "compare")
@@ -53,6 +54,7 @@ def test_a_field_that_nvidia_smi_says_otherwise_is_named(machine: Machine):
     assert "vbios_version" in words
 
 
+@pytest.mark.real
 @root_only
 def test_memory_limits_are_seen_where_the_driver_has_them(machine: Machine, tmp_path: Path):
     """On a node with cgroups of version 2, which this one may have beside others, and the compiled hook.
@@ -110,6 +112,7 @@ def waits(machine: Machine, process: subprocess.Popen[str], sign: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.real
 @root_only
 def test_a_run_that_is_killed_in_a_change_is_put_back_by_the_next_one(machine: Machine):
     wait, sign = machine.node.root / "smi.json.wait", machine.node.root / "smi.json.waits"
@@ -147,6 +150,7 @@ def test_a_run_that_is_killed_with_mig_mode_on_is_put_back_by_the_next_one(machi
     assert machine.left() == []
 
 
+@pytest.mark.real
 @root_only
 def test_a_run_that_is_asked_to_end_puts_back_at_once(machine: Machine):
     wait, sign = machine.node.root / "smi.json.wait", machine.node.root / "smi.json.waits"
@@ -221,6 +225,7 @@ def test_a_driver_that_lacks_things_loses_only_their_rows(machine: Machine):
     assert machine.left() == []
 
 
+@pytest.mark.real
 def test_a_gpu_that_others_use_gets_no_tenants(machine: Machine):
     machine.node.write(**{"gpu.0.process.0": f"{os.getpid()} -1 -1 1000 C"})
     machine.run("--only", "driver,time-slicing,bench,mps")
@@ -267,6 +272,7 @@ def test_bench_needs_nothing_but_the_driver(machine: Machine):
     assert values == pytest.approx([3.1416] * len(values), abs=0.05)
 
 
+@pytest.mark.real
 @root_only
 def test_nvidias_own_control_program_is_started_and_nothing_of_it_is_left(programs: Machine):
     """Without a GPU its server ends at once."""

@@ -377,6 +377,7 @@ class Run:
         )
 
 
+@pytest.mark.real
 @pytest.mark.timeout(1800)
 async def test_nothing_is_given_twice_and_nothing_is_left_whoever_is_killed() -> None:
     async with killed_node() as node:
