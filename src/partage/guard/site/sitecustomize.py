@@ -16,7 +16,7 @@ def _arm():
     if asked == "off" or "PARTAGE_MEMORY_BYTES" not in os.environ or sys.version_info < (3, 6):
         return
     try:
-        from partage.guard.site.partage_guard.hook import arm
+        from partage_guard.hook import arm  # type: ignore[import-not-found]
 
         arm()
     except KeyboardInterrupt:

@@ -3,6 +3,6 @@
 There is no ``__init__.py`` in this directory on purpose, so that an installed Partage has precedence.
 """
 
-from partage.guard.site.partage_guard import limit
+from partage_guard import limit  # type: ignore[import-not-found]
 
 __all__ = ["limit"]
