@@ -253,7 +253,7 @@ def test_a_pod_has_the_hook_for_as_long_as_it_lives(
 
         def is_swept() -> bool:
             books(node.kubelet_dir)  # as the kubelet does after each list
-            return not _files(cdi)
+            return not list(cdi.glob("gpu.partage.dev-limits_*.json"))
 
         wait_for(is_swept, what="the pod has ended")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 from hypothesis import given
@@ -58,9 +58,13 @@ def all_places(of: Geometry) -> list[PlaceOnDemand]:
     return [PlaceOnDemand(GPU_0.uuid, of, spec, start) for spec in of.profiles for start in spec.starts]
 
 
-def allowed(of: Geometry, uses: Iterable[CounterUse]) -> bool:
+def counted(of: Geometry) -> dict[str, int]:
+    """What there is of each counter of a whole GPU."""
+    return {name: int(counter.value) for name, counter in counter_set("gpu", of).counters.items()}
+
+
+def allowed(there: Mapping[str, int], uses: Iterable[CounterUse]) -> bool:
     """As the scheduler counts: what is used up of each counter is at most what there is."""
-    there = {name: int(one.value) for name, one in counter_set("gpu", of).counters.items()}
     used: Counter[str] = Counter()
     for use in uses:
         used.update({name: int(one.value) for name, one in use.counters.items()})
@@ -80,12 +84,13 @@ def test_what_the_counters_allow_is_what_fits_and_nothing_else(model: str) -> No
     of, fitting = geometry(model), oracle.fixed_layouts(model)
     by_key = {(str(place.spec.profile), place.start): place for place in all_places(of) if place.spec}
     uses = {one: counter_use("gpu", place) for one, place in by_key.items()}
+    there = counted(of)
     assert fitting
     for layout in fitting:
-        assert allowed(of, [uses[one] for one in layout]), layout
+        assert allowed(there, [uses[one] for one in layout]), layout
         for more in by_key.keys() - set(layout):
             both = tuple(sorted((*layout, more)))
-            assert allowed(of, [uses[one] for one in both]) == (both in fitting), both
+            assert allowed(there, [uses[one] for one in both]) == (both in fitting), both
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -96,18 +101,18 @@ def test_any_devices_of_any_model_are_allowed_together_where_they_fit(
     of = geometry(model)
     chosen = data.draw(st.lists(st.sampled_from(all_places(of)), unique_by=lambda one: key([one])))
     fits = not chosen or key(chosen) in oracle.fixed_layouts(model)
-    assert allowed(of, [counter_use("gpu", one) for one in chosen]) == fits
+    assert allowed(counted(of), [counter_use("gpu", one) for one in chosen]) == fits
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_whole_gpu_excludes_every_part_and_itself(model: str) -> None:
     of = geometry(model)
     all_of_it = counter_use("gpu", PlaceOnDemand(GPU_0.uuid, of))
-    assert allowed(of, [all_of_it])
-    assert not allowed(of, [all_of_it, all_of_it])
+    assert allowed(counted(of), [all_of_it])
+    assert not allowed(counted(of), [all_of_it, all_of_it])
     for place in all_places(of):
-        assert not allowed(of, [all_of_it, counter_use("gpu", place)])
-        assert allowed(of, [counter_use("gpu", place)])
+        assert not allowed(counted(of), [all_of_it, counter_use("gpu", place)])
+        assert allowed(counted(of), [counter_use("gpu", place)])
 
 
 # --- devices ---------------------------------------------------------------------------------------
@@ -150,7 +155,7 @@ def test_small_claims_leave_a_large_profile_possible(model: str, small: str, cou
     taken: list[CounterUse] = []
     for wanted in [*[small] * count, large]:
         uses = [counter_use("gpu", one) for one in ordered if str(one.spec and one.spec.profile) == wanted]
-        taken.append(next(use for use in uses if allowed(of, [*taken, use])))
+        taken.append(next(use for use in uses if allowed(counted(of), [*taken, use])))
 
 
 def test_slices_are_a_counter_slice_and_devices_that_the_api_server_takes() -> None:
@@ -251,7 +256,7 @@ def test_no_claims_ever_have_devices_that_exclude_each_other(order: list[int]) -
     for number, at in enumerate(order):
         place = found.places[names[at]]
         answer = asks(f"c{number}", names[at], kept)
-        together = allowed(of, [counter_use("gpu", one) for one in (*held, place)])
+        together = allowed(counted(of), [counter_use("gpu", one) for one in (*held, place)])
         assert isinstance(answer, Granted) == together
         if isinstance(answer, Granted):
             kept.append(answer)
