@@ -18,7 +18,7 @@ from partage.sim.node.files.load import load_machine
 from partage.slurm.cluster import NodeSource, make_config
 from partage.slurm.decide.type_names import TypeNames
 from partage.slurm.model import SlurmVersion
-from partage.slurm.text.text import config_files
+from partage.slurm.text.conf_writer import config_files
 
 NODES = 1000
 BUDGET_S = 2.0

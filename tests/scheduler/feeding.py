@@ -10,7 +10,7 @@ from partage.claims.model.names import OWN_NAMES
 from partage.codec.values import decode
 from partage.edges.kube.scheduling import KINDS, ApiObject, ScheduledNodeJson, ScheduledPodJson
 from partage.plan.placement.ssp import Ssp
-from partage.scheduler.decide.board import ExtenderPolicy
+from partage.scheduler.decide.node_scores import ExtenderPolicy
 from partage.scheduler.extender import Extender
 from partage.scheduler.protocol import PrioritizeRequest
 from partage.scheduler.trial import Tried

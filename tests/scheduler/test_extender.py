@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from partage.plan.placement.room import NO
-from partage.scheduler.decide.board import ExtenderPolicy
+from partage.scheduler.decide.node_scores import ExtenderPolicy
 from partage.units import GIB
 from tests.scheduler.feeding import Fed
 from tests.scheduler.objects import DRIVER, MEMORY, claim, device, node, pod, slices

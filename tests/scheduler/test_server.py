@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from partage.edges.kube.connection import Backoff, Connection
-from partage.scheduler.decide.board import ExtenderPolicy
+from partage.scheduler.decide.node_scores import ExtenderPolicy
 from partage.scheduler.extender import Extender
 from partage.scheduler.service import PRIORITIZE, ExtenderService
 from partage.serve_http.http import MOST_BODY, HttpServer

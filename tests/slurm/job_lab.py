@@ -16,7 +16,7 @@ from partage.slurm.decide.type_names import TypeNames
 from partage.slurm.host.devices_file import devices_text
 from partage.slurm.host.job_records import read_records
 from partage.slurm.model import SlurmVersion
-from partage.slurm.text.text import config_files
+from partage.slurm.text.conf_writer import config_files
 from tests.slurm.decide import configs
 from tests.slurm.lab import Build, Lab
 

@@ -148,7 +148,7 @@ def _hardware(options: HardwareOptions) -> Hardware:
     from partage.answers.unknown_models import lacks_geometry
     from partage.edges.hardware.driver_pause import read_pause
     from partage.edges.hardware.nvml import NvmlHardware
-    from partage.edges.mps.on_demand import KeeperOnDemand
+    from partage.edges.mps.lazy_keeper import KeeperOnDemand
 
     keeper = KeeperOnDemand(options.run_dir, lambda: _keeper(options))
     paused = partial(read_pause, options.run_dir)

@@ -23,13 +23,13 @@ from partage.plan.placement.mix import Mix
 from partage.plan.placement.room import NO, NodeScores
 from partage.plan.placement.ssp import PUBLISHED, Ssp
 from partage.scheduler.decide.asks import AskReader
-from partage.scheduler.decide.board import (
+from partage.scheduler.decide.kinds import DeviceKind
+from partage.scheduler.decide.node_scores import (
     ExtenderPolicy,
     Judge,
     ScoreBoard,
     supply_of,
 )
-from partage.scheduler.decide.kinds import DeviceKind
 from partage.scheduler.decide.online_mix import MixWindow
 from partage.scheduler.metrics import ExtenderCounts, MixState
 from partage.scheduler.protocol import PrioritizeRequest, ranked, read_arguments, write_priorities

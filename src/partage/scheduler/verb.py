@@ -54,7 +54,7 @@ def command(*, kubeconfig: str | None, policy: str, dra_driver: str, http: str, 
 
     from partage.agent import log
     from partage.edges.kube.connection import Connection
-    from partage.scheduler.decide.board import ExtenderPolicy
+    from partage.scheduler.decide.node_scores import ExtenderPolicy
     from partage.scheduler.extender import Extender
     from partage.scheduler.service import ExtenderService
 

@@ -93,7 +93,7 @@ def config_command(
     """
     from partage.slurm.cluster import make_config
     from partage.slurm.decide.type_names import TypeNames
-    from partage.slurm.text.text import MARK, config_files
+    from partage.slurm.text.conf_writer import MARK, config_files
 
     if cluster is not None and any(option is not None for option in (policy, config, machine, node)):
         raise click.UsageError("--cluster names machines, policies and nodes itself")

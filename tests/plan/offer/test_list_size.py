@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as plugin
 from partage.model.share import DeviceOffer
-from partage.plan.offer.advertise import list_bytes, most_for_each
+from partage.plan.offer.list_size import list_bytes, most_for_each
 from tests.examples import examples
 from tests.plan.offers import offering
 

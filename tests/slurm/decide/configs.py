@@ -9,7 +9,7 @@ from partage.sim.node.files.load import load_machine
 from partage.slurm.cluster import NodeSource, make_config
 from partage.slurm.decide.type_names import TypeNames
 from partage.slurm.model import SlurmConfig, SlurmVersion
-from partage.slurm.text.text import config_files
+from partage.slurm.text.conf_writer import config_files
 
 WHOLE = "version: partage/v1\n"
 MPS = "version: partage/v1\ngpus: [{select: {index: [0, 1]}, mps: {replicas: 4}}]\n"

@@ -7,7 +7,7 @@ from partage.errors import Unsatisfiable
 from partage.slurm.cluster import make_config
 from partage.slurm.decide.type_names import TypeNames
 from partage.slurm.model import GresName, SlurmVersion
-from partage.slurm.text.text import config_files, gres_value
+from partage.slurm.text.conf_writer import config_files, gres_value
 from tests.slurm.decide import configs
 
 

@@ -33,7 +33,6 @@ from partage.model.policy import (
     WatchAction,
 )
 from partage.model.strategy import Strategy, Via
-from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.driver_limits import warn_unlimited
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import GpuDevices, Target, can_divide, devices_of
@@ -41,6 +40,7 @@ from partage.plan.offer.memory_units import check_unit_names, units_of
 from partage.plan.offer.on_demand import on_demand_devices, wanted_layout
 from partage.plan.offer.resource_names import device_name, warn_of_unlike_shares
 from partage.plan.offer.select import GeometryOf, select, select_layouts
+from partage.plan.offer.sharing_items import ClaimableDevice, claim
 from partage.text import gpus
 from partage.values import Frozen
 

@@ -22,7 +22,7 @@ from partage.slurm.decide.upkeep import Files, stamp
 from partage.slurm.host import devices_file
 from partage.slurm.host.upkeep_state import UpkeepState, read_upkeep, write_upkeep
 from partage.slurm.model import LiveNode, NodeDevices
-from partage.slurm.text.text import GRES_CONF, MARK
+from partage.slurm.text.conf_writer import GRES_CONF, MARK
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ from partage.slurm.decide.upkeep import (
 from partage.slurm.host.control import SlurmControl
 from partage.slurm.host.devices_file import devices_text
 from partage.slurm.model import LiveNode, SlurmNode
-from partage.slurm.text.text import gres_conf
+from partage.slurm.text.conf_writer import gres_conf
 
 log = logging.getLogger(__name__)
 

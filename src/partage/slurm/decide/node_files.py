@@ -20,7 +20,7 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.gpu_devices import device_memory
 from partage.slurm.decide.upkeep import Files
 from partage.slurm.model import NodeDevice, NodeDevices, NodeGres, SlurmConfig, SlurmDevice, SlurmVersion
-from partage.slurm.text.text import GRES_CONF, gres_conf, gres_value, slurm_conf
+from partage.slurm.text.conf_writer import GRES_CONF, gres_conf, gres_value, slurm_conf
 
 
 def node_devices(name: str, gres: NodeGres, desired: DesiredState, version: SlurmVersion) -> NodeDevices:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from partage.edges.mps.keeper import MpsKeeper
-from partage.edges.mps.on_demand import KeeperOnDemand
+from partage.edges.mps.lazy_keeper import KeeperOnDemand
 from partage.model.mps import DaemonPhase
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB
@@ -18,13 +18,13 @@ from tests.edges.mps.subjects import GPUS, ending
 def test_without_daemons_nothing_that_manages_them_is_loaded(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from partage.edges.mps.on_demand import KeeperOnDemand\n"
+        "from partage.edges.mps.lazy_keeper import KeeperOnDemand\n"
         f"keeper = KeeperOnDemand(Path({str(tmp_path)!r}), lambda: sys.exit('made'))\n"
         "print(asyncio.run(keeper.states()), keeper.pipes())\n"
         "print(sorted(name for name in sys.modules if name.startswith('partage.edges.mps.')))"
     )
     told = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
-    assert told == ["() {}", "['partage.edges.mps.on_demand', 'partage.edges.mps.paths']"]
+    assert told == ["() {}", "['partage.edges.mps.lazy_keeper', 'partage.edges.mps.paths']"]
 
 
 async def test_a_daemon_of_before_is_found_and_one_is_started_and_stopped(short_dir: Path) -> None:
