@@ -183,17 +183,21 @@ async def test_a_mark_is_renewed_before_it_is_old_and_no_sooner() -> None:
         assert store.objects[TEAM][FORM.name]["metadata"]["annotations"][ASKED_AT] > first
 
 
+def written(owner: ObjectReference) -> dict[str, str]:
+    """An OwnerReference has these fields, and no namespace."""
+    return {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
+
+
 async def test_a_template_belongs_to_the_configuration_of_now() -> None:
     """One of a webhook that was uninstalled is about to be deleted."""
     clock = Clock()
     async with object_store() as store:
         of = templates(store, clock)
         await of.ensure("team", FORM, dry_run=False)
+        assert store.objects[TEAM][FORM.name]["metadata"]["ownerReferences"] == [written(OWNER)]
         of.owner = replace(OWNER, uid="uid-new")
         await of.ensure("team", FORM, dry_run=False)
-        (owner,) = store.objects[TEAM][FORM.name]["metadata"]["ownerReferences"]
-        assert owner["uid"] == "uid-new"
-        assert (owner["apiVersion"], owner["kind"]) == (OWNER.api_version, OWNER.kind)
+        assert store.objects[TEAM][FORM.name]["metadata"]["ownerReferences"] == [written(of.owner)]
         assert store.objects[TEAM][FORM.name]["metadata"]["labels"][MADE_FOR] == "pods"
 
 

@@ -21,7 +21,7 @@ from partage.admission.decide.template import (
     same_content,
 )
 from partage.edges.kube.connection import Connection
-from partage.edges.kube.objects import Meta, timestamp
+from partage.edges.kube.objects import Meta, reference, timestamp
 from partage.edges.kube.port import ObjectReference
 from partage.edges.kube.resources import ClaimTemplates, TemplateJson
 from partage.errors import Absent, ClusterError, Conflict
@@ -102,7 +102,7 @@ class PodTemplates:
         manifest["metadata"]["labels"] |= {MADE_FOR: PODS}
         manifest["metadata"]["annotations"] = self._asked_now()
         if self.owner is not None:
-            manifest["metadata"]["ownerReferences"] = [self.owner]
+            manifest["metadata"]["ownerReferences"] = [reference(self.owner)]
         await self._api.create(namespace, manifest)
         self.made += 1
 

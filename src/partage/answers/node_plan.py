@@ -22,11 +22,7 @@ from partage.values import Frozen
 if TYPE_CHECKING:
     from partage.answers.documents.report import ReportDocument
     from partage.edges.files.policy import LoadedPolicy
-    from partage.model.gpu import Inventory
-    from partage.model.policy import Policy
-    from partage.model.share import NodeOffer
     from partage.plan.offer.caveats import Caveat
-    from partage.plan.offer.desired import DesiredState
     from partage.plan.reconcile.node_plan import NodePlan
 
 

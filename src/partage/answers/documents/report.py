@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from msgspec import Raw
 
@@ -34,10 +34,6 @@ from partage.plan.report import JobLimit, MigConfigReport, PolicyInForce
 from partage.plan.serve.cordon import cordon_sentence
 from partage.plan.serve.ledger_entry import HeldLimit, Hold, Holder
 from partage.values import Frozen
-
-if TYPE_CHECKING:
-    from partage.answers.documents.node import NodeRow
-
 
 _LARGEST_BYTES = 64 * 2**20
 

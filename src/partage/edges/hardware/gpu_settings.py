@@ -30,7 +30,6 @@ from partage.model.strategy import Interval
 
 if TYPE_CHECKING:
     from partage.edges.hardware.gpu_queries import Handle
-    from partage.edges.hardware.host import Host
     from partage.edges.hardware.nvml_queries import Nvml
 
 

@@ -157,14 +157,14 @@ AskedOf = Callable[[Amounts], Mapping[str, int]]
 class ContainerJson(Frozen):
     """A container."""
 
-    name: str = ""
+    name: str | None = None
     resources: Amounts | None = None
     restart_policy: str | None = None
 
     def value(self, asked: AskedOf, *, init: bool) -> Container:
         """init: it is one of initContainers."""
         kind: ContainerKind = "main" if not init else "sidecar" if self.restart_policy == "Always" else "init"
-        return Container(self.name, asked(self.resources or Amounts()), kind)
+        return Container(self.name or "", asked(self.resources or Amounts()), kind)
 
 
 class PodSpec(Frozen):
@@ -174,7 +174,7 @@ class PodSpec(Frozen):
     init_containers: tuple[ContainerJson, ...] | None = None
     overhead: Mapping[str, str | int] | None = None
     priority: int | None = None
-    priority_class_name: str = ""
+    priority_class_name: str | None = None
     node_name: str = ""
 
     def values(self, asked: AskedOf) -> tuple[Container, ...]:
@@ -211,7 +211,7 @@ class PodJson(Frozen):
             controller=meta.controller.uid,
             ends=meta.deletion_timestamp is not None,
             priority=spec.priority or 0,
-            priority_class=spec.priority_class_name,
+            priority_class=spec.priority_class_name or "",
             labels=meta.labels or {},
             annotations=meta.annotations or {},
             requests=Pod(meta.namespace, meta.name, containers, _extended(spec.overhead)).totals,

@@ -31,8 +31,8 @@ class Taint(Frozen):
 
 
 class ClusterObject(Frozen):
-    """What objects of the API server have in common. version: the resourceVersion, to compare only. uid,
-    version: empty for one that does not exist yet, and where nobody asks for them.
+    """What objects of the API server have in common. version: the resourceVersion, to compare only. All but
+    the name are empty where nobody asks for them; uid and version also of one that does not exist yet.
     """
 
     name: str

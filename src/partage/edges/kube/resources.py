@@ -90,8 +90,8 @@ class ResourceApi:
 
     async def create_slice(self, prefix: str, owner: NodeOwner, spec: Mapping[str, Any]) -> SliceObject:
         """A new slice. prefix: of its name. owner: its Node."""
-        reference = {"apiVersion": "v1", "kind": "Node", **_named(owner), "controller": True}
-        metadata = {"generateName": prefix, "ownerReferences": [reference]}
+        node = {"apiVersion": "v1", "kind": "Node", **_named(owner), "controller": True}
+        metadata = {"generateName": prefix, "ownerReferences": [node]}
         body = _object("ResourceSlice", metadata, spec=spec)
         return (await self._connection.call(_SliceJson, "POST", _SLICES, body=body)).value()
 
@@ -99,12 +99,12 @@ class ResourceApi:
         self, slice_: SliceObject, owner: NodeOwner, spec: Mapping[str, Any]
     ) -> SliceObject:
         """Another content. slice_: as it was read; Conflict if it has changed since."""
-        reference = {"apiVersion": "v1", "kind": "Node", **_named(owner), "controller": True}
+        node = {"apiVersion": "v1", "kind": "Node", **_named(owner), "controller": True}
         metadata = {
             "name": slice_.name,
             "uid": slice_.uid,
             "resourceVersion": slice_.version,
-            "ownerReferences": [reference],
+            "ownerReferences": [node],
         }
         path = f"{_SLICES}/{path_part(slice_.name)}"
         body = _object("ResourceSlice", metadata, spec=spec)

@@ -30,7 +30,7 @@ async def hold_lock(path: Path, limit_s: float) -> AsyncIterator[None]:
 def _open(path: Path) -> int:
     try:
         path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except PermissionError as error:
         raise NotPermitted(
             f"MPS daemons cannot be kept below {path.parent}: {error}",
