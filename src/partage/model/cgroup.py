@@ -40,7 +40,7 @@ _LAST = len(_PREFERRED)
 
 
 class SlurmStep(Frozen):
-    """A step of a Slurm job. job: its number, or since Slurm 26.05 its SLUID (``s5K1KKYAYG5D00``).
+    """A step of a Slurm job. job: its number, or on Slurm 26.05 its SLUID (``s5K1KKYAYG5D00``).
 
     step: ``0``, ``batch``, ``extern``, ``interactive``; task: ``0``, ``special``; empty if the path does
     not say.

@@ -31,7 +31,7 @@ ContainerId = NewType("ContainerId", str)
 """A container's id in its runtime, 64 hexadecimal digits; not its name in the pod. Empty: no container."""
 
 JobCgroup = NewType("JobCgroup", ContainerId)
-"""What the cgroup of a Slurm job is called by: its number, or since 26.05 its SLUID. Where cgroups are
+"""What the cgroup of a Slurm job is called by: its number, or on 26.05 its SLUID. Where cgroups are
 limited and counted it stands for the id of a container; it is shorter than one.
 """
 

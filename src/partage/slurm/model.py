@@ -219,7 +219,7 @@ class JobRecord(JobOfUser):
     one of its components: the tasks of all components are told the leader's number as SLURM_JOB_ID, while
     their prologs have their own (seen on 22.05.8, 24.11.5 and 26.05.5). None: it is a plain job. decided:
     False while its prolog starts MPS daemons, and may still refuse it. sluid: Slurm's other name of it, since
-    26.05; empty: it has none.
+    25.11; empty: it has none.
     """
 
     devices: tuple[JobDevice, ...]
@@ -237,9 +237,9 @@ class JobRecord(JobOfUser):
         return as_request(self.devices)
 
     @property
-    def cgroup(self) -> JobCgroup:
-        """What its cgroup is called by."""
-        return job_cgroup(self.job, self.sluid)
+    def cgroups(self) -> tuple[JobCgroup, ...]:
+        """What its cgroup may be called by."""
+        return job_cgroups(self.job, self.sluid)
 
     @property
     def limits(self) -> tuple[DriverLimit, ...]:
@@ -251,9 +251,12 @@ class JobRecord(JobOfUser):
         return tuple(DriverLimit(gpu, amount) for gpu, amount in amounts.items())
 
 
-def job_cgroup(job: JobId, sluid: str) -> JobCgroup:
-    """What the cgroup of a job is called by: since 26.05 its SLUID, before its number."""
-    return JobCgroup(ContainerId(sluid or str(job)))
+def job_cgroups(job: JobId, sluid: str) -> tuple[JobCgroup, ...]:
+    """What the cgroup of a job may be called by: its number, and its SLUID if it has one. 25.11 has SLUIDs,
+    and calls cgroups by the number; 26.05 calls those of version 2 by the SLUID, unless
+    ``CgroupJobIdPaths=yes`` (xcgroup.c and cgroup_v2.c of these releases).
+    """
+    return tuple(JobCgroup(ContainerId(name)) for name in (sluid, str(job)) if name)
 
 
 def read_sluid(value: object) -> str:
@@ -328,9 +331,9 @@ class LiveJob(Frozen):
     sluid: str = ""
 
     @property
-    def cgroup(self) -> JobCgroup:
-        """What its cgroup is called by."""
-        return job_cgroup(self.job, self.sluid)
+    def cgroups(self) -> tuple[JobCgroup, ...]:
+        """What its cgroup may be called by."""
+        return job_cgroups(self.job, self.sluid)
 
     @property
     def holds_gpus(self) -> bool:

@@ -263,6 +263,9 @@ async def test_nor_is_a_cgroup_that_a_user_has_made(limits: LimitNode) -> None:
     own = limits.container("user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_71")
     os.chown(own, 1000, 1000)
     assert (await limits.seen(ContainerId("71"))).cgroup == ""
+    os.chown(own.parent.parent, 1000, 1000)
+    os.chown(own, 0, 0)
+    assert (await limits.seen(ContainerId("71"))).cgroup == "", "what is below a user's is not looked through"
     of_slurm = limits.container(f"{STEPS}/job_71/step_0").parent
     assert (await limits.seen(ContainerId("71"))).cgroup == str(of_slurm)
 

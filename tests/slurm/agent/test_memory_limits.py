@@ -186,6 +186,7 @@ async def test_a_lost_limit_is_set_again_late_and_goes_with_the_job(
 async def test_what_cannot_be_set_or_read_is_said(node: Node) -> None:
     node.record(1)
     await node.works("1", limit_bytes=None)
+    await node.look()
     await node.hardware.inject(FailCall("perform", NotPermitted("no permission")))
     (row,) = (await node.look()).values()
     assert (row.limit.reason, row.guarantee) == ("its cgroup has no limit", Guarantee.NONE)
@@ -193,6 +194,7 @@ async def test_what_cannot_be_set_or_read_is_said(node: Node) -> None:
     await node.hardware.inject(FailCall("limits", NotPermitted("not now")))
     (row,) = (await node.look()).values()
     assert (row.limit.reason, row.guarantee) == ("not now", Guarantee.NONE)
+    await node.look()
     (row,) = (await node.look()).values()
     assert (row.limit.late, row.guarantee) == (True, Guarantee.HARD)
 
@@ -210,6 +212,47 @@ async def test_before_the_plugin_has_set_it_nothing_is_set(node: Node) -> None:
     await node.works("1", limit_bytes=None)
     (row,) = (await node.look()).values()
     assert (row.limit.reason, node.metrics) == (NOT_BEGUN, {})
+
+
+async def test_nor_is_a_later_step_late_whose_cgroup_is_new(node: Node) -> None:
+    """The cgroup of a job goes with its last step, and the next one makes another."""
+    node.record(1)
+    await node.works("1")
+    await node.look()
+    await node.hardware.inject(Vacate(0))
+    await node.look()
+    await node.works("1", limit_bytes=None)
+    (row,) = (await node.look()).values()
+    assert (row.limit.reason, row.guarantee, node.metrics) == ("its cgroup has no limit", Guarantee.NONE, {})
+    (row,) = (await node.look()).values()
+    assert (row.limit.late, row.guarantee) == (True, Guarantee.HARD), "nobody has set it meanwhile"
+    await node.hardware.inject(Vacate(0))
+    await node.look()
+    await node.works("1")
+    (row,) = (await node.look()).values()
+    assert row.limit == HeldLimit(QUARTER, QUARTER), "what was late has ended"
+
+
+async def test_a_job_with_a_sluid_may_be_called_by_its_number(node: Node) -> None:
+    """So it is on 25.11, and on 26.05 with CgroupJobIdPaths."""
+    node.record(3, sluid=SLUID)
+    await node.works("3")
+    (row,) = (await node.look()).values()
+    assert (row.cgroup, row.guarantee) == ("3", Guarantee.HARD)
+
+
+async def test_where_records_cannot_be_read_nothing_is_hard_and_no_job_is_forgotten(node: Node) -> None:
+    node.record(1)
+    await node.works("1")
+    await node.look()
+    jobs = node.options.run_dir / "jobs"
+    jobs.rename(node.options.run_dir / "away")
+    jobs.write_text("in the way")
+    assert words(await node.look()) == {1: "none"}
+    jobs.unlink()
+    assert words(await node.look()) == {}
+    (node.options.run_dir / "away").rename(jobs)
+    assert words(await node.look()) == {1: "hard"}
 
 
 async def test_where_the_kernel_counts_no_process_is_needed(node: Node) -> None:

@@ -46,6 +46,7 @@ def test_a_job_has_to_have_the_sum_of_its_shares_under_the_name_of_its_cgroup() 
     assert wanted_of_jobs([both, job(2, sluid="s5K1KKYAYG5D00")], BEGUN) == {
         at("1"): 3 * QUARTER,
         at("s5K1KKYAYG5D00"): QUARTER,
+        at("2"): QUARTER,
     }
 
 
@@ -105,3 +106,6 @@ def test_no_more_is_said_than_was_promised() -> None:
     facts = NodeFacts(constrained=False, held=HeldDevices((3,), {3: 1}), limits=True)
     assert said(start_job(request, LIMITED, facts, ()), seen=read("1", QUARTER)) == {1: Guarantee.NONE}
     assert NODE.devices[3].limited is False
+    none = replace(job(1).devices[0], guard=True, guarantee=Guarantee.NONE)
+    beside = job(3, limits=False)
+    assert said(replace(job(1), devices=(none,)), beside, seen=read("1", QUARTER)) == {1: Guarantee.NONE}

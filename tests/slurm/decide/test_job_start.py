@@ -64,11 +64,11 @@ def test_since_26_05_a_job_has_another_name_and_its_cgroup_has_that():
     request = read_request({**ALL, "SLURM_JOB_SLUID": "s5K1KKYAYG5D00"})
     assert request is not None
     record = start_job(request, NODE, NodeFacts(held=HeldDevices((0,))), ())
-    assert (record.job, record.cgroup) == (41, "s5K1KKYAYG5D00")
+    assert (record.job, record.cgroups) == (41, ("s5K1KKYAYG5D00", "41"))
     for other in ("", "s5K1KKYAYG5D0", "../../5K1KKYAYG5D0", "s5K1KKYAYG5DIL"):
         request = read_request({**ALL, "SLURM_JOB_SLUID": other})
         assert request is not None
-        assert start_job(request, NODE, NodeFacts(held=HeldDevices((0,))), ()).cgroup == "41"
+        assert start_job(request, NODE, NodeFacts(held=HeldDevices((0,))), ()).cgroups == ("41",)
 
 
 def test_a_component_of_a_heterogeneous_job_knows_its_leader():

@@ -98,9 +98,9 @@ def test_a_job_of_several_nodes_holds_what_it_has_on_this_one():
         "gpu:h100_1g.10gb:2",
     )
     assert job.holds_gpus
-    assert job.cgroup == "7"
+    assert job.cgroups == ("7",)
     (newer,) = _jobs({**OLD, "step_id": {"sluid": "s5K1KKYAYG5D00", "job_id": {"number": 7}}})
-    assert (newer.job, newer.cgroup) == (7, "s5K1KKYAYG5D00"), "as 26.05.5 says it"
+    assert (newer.job, newer.cgroups) == (7, ("s5K1KKYAYG5D00", "7")), "as 26.05.5 says it"
     assert job.name == "x\n   JobState=COMPLETED", "in JSON a name is one value, whatever is in it"
 
 

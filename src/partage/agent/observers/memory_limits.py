@@ -20,7 +20,7 @@ from partage.agent.status.status import AgentCounts
 from partage.agent.supervision import wait_at_most
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError
-from partage.model.driver_limit import LimitAt, SeenLimit
+from partage.model.driver_limit import NO_CGROUP, LimitAt, SeenLimit
 from partage.model.gpu import Inventory
 from partage.model.ids import ContainerId, DeviceUuid, cgroup_owner, device_of
 from partage.model.share import NodeOffer
@@ -102,12 +102,18 @@ class MemoryLimitsObserver(Struct):
         """One look: read, set what was lost, and say it."""
         places = await self.holders.places()
         asked = places.wanted.keys() | set(places.counted)
+        # A cgroup is there a moment before its limit: what was not there at the last look is not lost yet.
+        there = {at for at, row in self.seen.items() if row.cgroup}
         self.seen = await self._read(asked)
-        lost = to_repair(places.wanted, self.seen)
+        missing = to_repair(places.wanted, self.seen)
+        lost = {at: limit_bytes for at, limit_bytes in missing.items() if at in there}
         if lost:
             await self._repair(lost)
             self.seen = await self._read(asked)
-        self.late = frozenset(at for at in self.late if at in places.wanted)
+        if missing.keys() - lost.keys():
+            self.soon()
+        gone = {at for at, row in self.seen.items() if row.why == NO_CGROUP}
+        self.late = (self.late & places.wanted.keys()) - gone
         self.failed = {at: why for at, why in self.failed.items() if at in lost}
         self.holders.note(self.seen, self.late)
 

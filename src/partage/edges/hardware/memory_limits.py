@@ -75,11 +75,13 @@ class ContainerCgroups:
             directory, path, inside = open_.pop()
             owner = owner_of(path)
             of_job = bool(owner.limited) and not owner.container
-            if owner.limited != inside and not (of_job and not _is_ours(directory)):
+            ours = _is_ours(directory)
+            if owner.limited != inside and (ours or not of_job):
                 yield owner.limited, directory
                 if owner.pod or of_job:
                     continue  # what is below is the container's own, or the job's
-            if path.count("/") < _DEEPEST:
+            # A user whom systemd has given a part of the tree may make as many cgroups there as he likes.
+            if ours and path.count("/") < _DEEPEST:
                 open_ += [
                     (directory / name, f"{path}/{name}", owner.limited) for name in _subdirectories(directory)
                 ]

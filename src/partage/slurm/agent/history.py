@@ -84,15 +84,17 @@ class JobUsageObserver(Struct):
     def _ask(self, unknown: set[str]) -> Mapping[str, JobName]:
         """What Slurm says; else the user, whom the prolog has written down."""
         users = {
-            str(record.cgroup): JobName(record.user, "")
+            str(cgroup): JobName(record.user, "")
             for record in read_records(self.run_dir).jobs
             if record.user
+            for cgroup in record.cgroups
         }
         try:
             said = {
-                str(live_job.cgroup): JobName(live_job.user, live_job.name)
+                str(cgroup): JobName(live_job.user, live_job.name)
                 for live_job in self.control.jobs(self.node)
                 if live_job.user
+                for cgroup in live_job.cgroups
             }
         except PartageError as error:
             log.info("names of jobs are not known", extra={"reason": str(error)})

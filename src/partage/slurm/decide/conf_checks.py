@@ -18,8 +18,10 @@ _ALWAYS = (
 _SINCE = {
     "enablecontrollers": SlurmVersion(23, 2), "signalchildrenprocesses": SlurmVersion(23, 2),
     "systemdtimeout": SlurmVersion(23, 11), "enableextracontrollers": SlurmVersion(25, 5),
+    "cgroupjobidpaths": SlurmVersion(26, 5, 2),
 }  # fmt: skip
-"""Keys that 22.05.8 does not know and 24.11.5 does, or neither; the release between is from the documents."""
+"""Keys that 22.05.8 does not know and 24.11.5 does, or neither; the release between is from the documents,
+and of ``CgroupJobIdPaths`` from the sources."""
 
 _KMEM = ("allowedkmemspace", "constrainkmemspace", "maxkmempercent", "minkmemspace")
 _NO_KMEM = SlurmVersion(23, 11)

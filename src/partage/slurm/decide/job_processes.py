@@ -25,7 +25,8 @@ def job_processes(
     live: Iterable[LiveJob] = (),
 ) -> tuple[JobProcess, ...]:
     """By GPU, device and pid."""
-    recorded, said = {record.cgroup: record for record in records}, {job.cgroup: job for job in live}
+    recorded = {cgroup: record for record in records for cgroup in record.cgroups}
+    said = {cgroup: job for job in live for cgroup in job.cgroups}
     processes = _found(rows, inventory, recorded, said)
     return tuple(sorted(processes, key=lambda process: (process.gpu, process.device, process.pid)))
 
@@ -41,7 +42,7 @@ def of_jobs(rows: Iterable[GpuProcess]) -> tuple[str, ...]:
 
 def unrecorded(rows: Iterable[GpuProcess], records: Iterable[JobRecord]) -> frozenset[str]:
     """Jobs with processes on GPUs of which there is no record."""
-    known = {record.cgroup for record in records}
+    known = {cgroup for record in records for cgroup in record.cgroups}
     steps = (parse_cgroup(row.cgroups).job for row in rows)
     return frozenset(step.job for step in steps if step is not None and _cgroup(step) not in known)
 
