@@ -150,8 +150,8 @@ async def test_hard_is_said_once_the_limit_of_every_job_was_read(
     assert "job 1 of anna: memory limit 20 GiB, hard" in await node.shown(capsys)
 
     node.record(2, begun=False, sluid=SLUID)
-    assert words(await node.look()) == {1: "none", 2: "none"}
-    assert node.metrics == {}
+    assert words(await node.look()) == {1: "hard", 2: "none"}, "it has no task"
+    assert node.metrics == {limit % 1: QUARTER}
     assert f"the memory limit of job 2, 20 GiB, was not seen in force: {NOT_BEGUN}" in await node.shown(
         capsys
     )

@@ -9,7 +9,13 @@ from partage.model.driver_limit import NO_CGROUP, LimitAt, LimitState, SeenLimit
 from partage.model.ids import ContainerId, GpuUuid
 from partage.model.share import Guarantee
 from partage.plan.serve.ledger_entry import HeldLimit
-from partage.slurm.decide.job_limits import NOT_BEGUN, counted_of_jobs, job_limits, wanted_of_jobs
+from partage.slurm.decide.job_limits import (
+    NOT_BEGUN,
+    counted_of_jobs,
+    job_limits,
+    places_of_waiting,
+    wanted_of_jobs,
+)
 from partage.slurm.decide.job_start import JobRequest, NodeFacts, start_job
 from partage.slurm.model import HeldDevices, JobId, JobRecord
 from partage.units import GIB
@@ -98,6 +104,20 @@ def test_one_job_without_a_limit_can_use_the_memory_of_all() -> None:
     assert said(job(1), replace(job(3, limits=False), refused="no"), seen=both) == {1: hard}
     assert said(job(1), job(4, 25, index=2), seen=both) == {1: hard}, "another GPU's"
     assert said(job(1), seen=both, unknown=True) == {1: none}, "nobody knows which GPUs the unread job has"
+
+
+def test_a_job_without_a_task_takes_nothing_from_others() -> None:
+    """A user could keep a job without a step for as long as he likes."""
+    none = {at("2"): SeenLimit(at("2"), why=NO_CGROUP)}
+    both = read("1", QUARTER) | none
+    assert said(job(1), job(2), seen=both) == {1: Guarantee.HARD, 2: Guarantee.NONE}
+    waits = [job(1), job(2)]
+    assert places_of_waiting(waits, {JobId(1)}) == {at("2")}
+    for seen, guarantee in ((both, Guarantee.HARD), (both | read("2", None), Guarantee.NONE)):
+        rows = job_limits(waits, {JobId(1)}, seen, (), unknown=False)
+        assert [row.guarantee for row in rows] == [guarantee, Guarantee.NONE], seen
+    unread = read("1", QUARTER) | {at("2"): SeenLimit(at("2"), why="the helper does not answer")}
+    assert said(job(1), job(2), seen=unread) == {1: Guarantee.NONE, 2: Guarantee.NONE}
 
 
 def test_no_more_is_said_than_was_promised() -> None:

@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 
 
 class LimitPlaces(Frozen):
-    """Where to look. wanted: the limit that each place has to have, in bytes. counted: where the kernel
-    counts what is used, whether it limits it or not: that needs no process ids.
+    """Where to look. wanted: the limit that each place has to have, in bytes. others: without one: where the
+    kernel counts what is used, which needs no process ids; where it matters whether there is a cgroup.
     """
 
     wanted: Mapping[LimitAt, int] = field(default_factory=dict)
-    counted: Collection[LimitAt] = ()
+    others: Collection[LimitAt] = ()
 
 
 class LimitHolders(Protocol):
@@ -101,7 +101,7 @@ class MemoryLimitsObserver(Struct):
     async def look(self) -> None:
         """One look: read, set what was lost, and say it."""
         places = await self.holders.places()
-        asked = places.wanted.keys() | set(places.counted)
+        asked = places.wanted.keys() | set(places.others)
         # A cgroup is there a moment before its limit: what was not there at the last look is not lost yet.
         there = {at for at, row in self.seen.items() if row.cgroup}
         self.seen = await self._read(asked)

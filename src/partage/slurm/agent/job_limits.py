@@ -13,7 +13,7 @@ from partage.agent.observers.memory_limits import LimitPlaces
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.ids import GpuUuid
 from partage.plan.report import JobLimit
-from partage.slurm.decide.job_limits import counted_of_jobs, job_limits, wanted_of_jobs
+from partage.slurm.decide.job_limits import counted_of_jobs, job_limits, places_of_waiting, wanted_of_jobs
 from partage.slurm.host.job_records import JobRecords, Records
 from partage.slurm.model import JobId
 
@@ -47,7 +47,8 @@ class JobHolders(Struct):
                 log.warning("records of jobs cannot be read", extra={"reason": error.strerror})
             self._blind = True
         jobs = self._records.jobs
-        return LimitPlaces(wanted_of_jobs(jobs, self._begun), counted_of_jobs(jobs, self.counted()))
+        others = places_of_waiting(jobs, self._begun) | counted_of_jobs(jobs, self.counted())
+        return LimitPlaces(wanted_of_jobs(jobs, self._begun), others)
 
     def note(self, seen: Mapping[LimitAt, SeenLimit], late: Collection[LimitAt]) -> None:
         """See ``LimitHolders``."""

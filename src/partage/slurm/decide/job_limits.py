@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from partage.model.driver_limit import DriverLimit, LimitAt, SeenLimit
+from partage.model.driver_limit import NO_CGROUP, DriverLimit, LimitAt, SeenLimit
 from partage.model.ids import GpuUuid, JobCgroup
 from partage.model.share import Guarantee, weakest
 from partage.plan.report import JobLimit
@@ -26,6 +26,14 @@ def wanted_of_jobs(jobs: Iterable[JobRecord], begun: Collection[JobId]) -> dict[
         for cgroup in job.cgroups
         for limit in job.limits
     }
+
+
+def places_of_waiting(jobs: Iterable[JobRecord], begun: Collection[JobId]) -> frozenset[LimitAt]:
+    """Where those would be seen to run whose limits the plugin has not set."""
+    waiting = [job for job in jobs if job.job not in begun]
+    return frozenset(
+        LimitAt(cgroup, limit.gpu) for job in waiting for cgroup in job.cgroups for limit in job.limits
+    )
 
 
 def counted_of_jobs(jobs: Iterable[JobRecord], gpus: Collection[GpuUuid]) -> frozenset[LimitAt]:
@@ -52,7 +60,8 @@ def job_limits(
     """What is said of each job with a limit, by job and GPU. late: limits that were set again. unknown: a job
     has a record that cannot be read, so nobody knows which GPUs it can use.
 
-    Hard only while every job on the GPU was seen to have its limit: one without can use the memory of all.
+    Hard only while every job on the GPU was seen to have its limit, or no cgroup and so no task: one without
+    a limit can use the memory of all.
     """
 
     def place(job: JobRecord, gpu: GpuUuid) -> LimitAt:
@@ -66,26 +75,32 @@ def job_limits(
             return HeldLimit(limit.limit_bytes, None, reason=NOT_BEGUN)
         return read_limit(limit.limit_bytes, seen[at], late=at in late)
 
+    def is_free(job: JobRecord, limit: DriverLimit) -> bool:
+        places = [LimitAt(cgroup, limit.gpu) for cgroup in job.cgroups]
+        rests = all(at in seen and seen[at].why == NO_CGROUP for at in places)
+        return not rests and not held(job, limit).in_force
+
     free = {device.gpu for job in jobs for device in job.devices if not (device.limited or job.refused)}
-    free |= {limit.gpu for job in jobs for limit in job.limits if not held(job, limit).in_force}
+    free |= {limit.gpu for job in jobs for limit in job.limits if is_free(job, limit)}
     return tuple(
         JobLimit(
             job=job.job,
             cgroup=JobCgroup(place(job, limit.gpu).container),
             user=job.user,
             gpu=limit.gpu,
-            guarantee=_said(job, limit.gpu, open_to_others=unknown or limit.gpu in free),
-            limit=held(job, limit),
+            guarantee=_said(job, limit.gpu, is_open=unknown or limit.gpu in free or not own.in_force),
+            limit=own,
         )
         for job in sorted(jobs, key=lambda job: job.job)
         for limit in job.limits
+        for own in (held(job, limit),)
     )
 
 
-def _said(job: JobRecord, gpu: GpuUuid, *, open_to_others: bool) -> Guarantee:
-    """No more than the job was promised."""
+def _said(job: JobRecord, gpu: GpuUuid, *, is_open: bool) -> Guarantee:
+    """No more than the job was promised. is_open: its limit, or that of another job there, was not read."""
     own = [device for device in job.devices if device.gpu == gpu and device.limited]
     promised = [device.guarantee for device in own]
-    if open_to_others:
+    if is_open:
         promised.append(Guarantee.ADVISORY if all(device.guard for device in own) else Guarantee.NONE)
     return weakest(promised)
