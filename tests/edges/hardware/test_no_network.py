@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware import frames
+from partage.edges.host.unix_sockets import is_listening
 
 _HELPER = ["-P", "-m", "partage.cli.hardware", "--machine", "l4", "--no-network"]
 
@@ -25,7 +26,7 @@ def test_a_helper_without_network_answers_on_its_socket(short_dir: Path) -> None
     helper = subprocess.Popen([sys.executable, *_HELPER, "--socket", str(path)])
     try:
         deadline = time.monotonic() + 20
-        while not path.exists():
+        while not is_listening(path):
             assert helper.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
