@@ -25,7 +25,8 @@ async def _look(run_dir: Path, root: Path) -> None:
     observer = MemoryLimitsObserver(hardware, Intervals(), AgentCounts(), holders)
     while await asyncio.to_thread(sys.stdin.readline):
         await observer.look()
-        cgroups = [row.cgroup for row in observer.seen.values()]
+        # A job with a SLUID is looked for under two names, and one of them is there.
+        cgroups = [row.cgroup for row in observer.seen.values() if row.cgroup]
         sys.stdout.write(json.encode((holders.rows, cgroups)).decode() + "\n")
         sys.stdout.flush()
     await hardware.close()
