@@ -85,9 +85,9 @@ def _mounts() -> Iterator[str]:
 
 
 def _cgroups() -> Iterator[str]:
-    """Those of MPS daemons."""
+    """Those of MPS daemons, and of attacks on memory limits."""
     for line in (PROC / "self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
-            for directory in Path(before.split()[4], "partage-mps").glob("*/"):
+            for directory in Path(before.split()[4]).glob("partage-*/*/"):
                 yield f"cgroup {directory}"

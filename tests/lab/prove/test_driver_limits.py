@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,10 @@ def _rows(inventory, engine, attacks=CATALOGUE):
 
 def test_a_limit_of_the_cgroup_holds_whatever_a_tenant_does(limited):
     inventory, driver, engine = limited
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    killed = engine.cgroups / f"partage-prove-{ended.pid}"
+    (killed / ("5" * 64) / "inside").mkdir(parents=True)
     rows = _rows(inventory, engine)
     assert {row.name for row in rows} == {attack.name for attack in OF_LIMITS}, "and nothing of 'none'"
     assert {row.name: row.verdict.value for row in rows} == {attack.name: "kept" for attack in OF_LIMITS}, [
@@ -104,7 +109,8 @@ def test_a_limit_of_the_cgroup_holds_whatever_a_tenant_does(limited):
     assert {kept.hard for kept in kept_limits(driver)} == {
         inventory.gpus[0].memory_bytes // 4 // 2**20 * 2**20
     }
-    assert not list(engine.cgroups.glob("partage-prove-*"))
+    assert not (engine.cgroups / f"partage-prove-{os.getpid()}").exists()
+    assert not killed.exists(), "what a prove left that was killed"
 
 
 def test_a_driver_that_holds_nothing_breaks_the_promise(limited, monkeypatch):

@@ -24,6 +24,8 @@ COMPILED = SOURCE / HOOK_NAME
 INSIDE = "inside"
 """A cgroup in it that an attack may make."""
 
+_OURS = "partage-prove-"
+"""How a cgroup's name begins; the id of the process that made it follows."""
 _ENTER = 'echo $$ >>"$0/cgroup.procs" && exec "$@"'
 _HOOK_S = 60.0
 _TRIES, _PAUSE_S = 50, 0.1
@@ -55,12 +57,20 @@ def _made(hook: Path, root: Path) -> Path:
         raise CannotTry(f"the hook that sets memory limits is not compiled: {SOURCE / 'build'} {hook}")
     if not (root / "cgroup.controllers").exists():
         raise CannotTry(f"there is no cgroup v2 at {root}")
-    cgroup = root / f"partage-prove-{os.getpid()}" / secrets.token_hex(32)
+    _remove_of_ended(root)
+    cgroup = root / f"{_OURS}{os.getpid()}" / secrets.token_hex(32)
     try:
         cgroup.mkdir(parents=True)
     except OSError as error:
         raise CannotTry(f"{cgroup} cannot be made: {error.strerror}") from error
     return cgroup
+
+
+def _remove_of_ended(root: Path) -> None:
+    """What an attacking process has left that was killed. A cgroup with processes in it stays."""
+    for left in root.glob(f"{_OURS}*"):
+        if not Path("/proc", left.name.removeprefix(_OURS)).exists():
+            _try_to_remove(*left.glob(f"*/{INSIDE}"), *left.glob("*/"), left)
 
 
 async def _set(limit: DriverLimit, cgroup: Path, hook: Path, driver_root: Path) -> None:
@@ -95,7 +105,11 @@ async def _remove(cgroup: Path) -> None:
 
 
 def _removed(cgroup: Path) -> bool:
-    for place in (cgroup / INSIDE, cgroup, cgroup.parent):
-        with suppress(OSError):
-            place.rmdir()
+    _try_to_remove(cgroup / INSIDE, cgroup, cgroup.parent)
     return not cgroup.parent.exists()
+
+
+def _try_to_remove(*cgroups: Path) -> None:
+    for cgroup in cgroups:
+        with suppress(OSError):
+            cgroup.rmdir()
