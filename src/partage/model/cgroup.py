@@ -113,6 +113,11 @@ def owner_of(path: str) -> Owner:
     return Owner(uid, ContainerId(container[2]), _runtime(path, container), step)
 
 
+def cgroup_of_job(job: JobCgroup) -> str:
+    """The name of its directory."""
+    return f"job_{job}" if job.isdigit() else job
+
+
 def _step(match: re.Match[str]) -> SlurmStep:
     # A uid has at most ten digits; longer numbers are no uids, and slow to parse.
     uid = int(match[1]) if match[1] and len(match[1]) <= 10 else None

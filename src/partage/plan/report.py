@@ -218,7 +218,7 @@ class DependencyProblems(Frozen):
 
 class JobLimit(Frozen):
     """What was read of the driver's memory limit of a Slurm job on one GPU. job: its number. cgroup: what its
-    cgroup, and the metrics, call it. user: its owner; empty: not known. guarantee: what is true of it now.
+    cgroup is called by. user: its owner; empty: not known. guarantee: what is true of it now.
     """
 
     job: int

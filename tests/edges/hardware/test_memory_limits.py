@@ -6,8 +6,10 @@ The driver is the stand-in, whose refusals are those that nvml.h documents. The 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -257,6 +259,23 @@ async def test_a_job_in_a_container_is_not_taken_for_one_of_the_nodes(limits: Li
     assert (await limits.seen(ContainerId("71"))).cgroup == ""
 
 
+async def test_jobs_are_looked_for_beside_a_job(limits: LimitNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job with a SLUID has a name that is never there: the tree is not walked for it at each look."""
+    limits.container(f"{STEPS}/job_71/step_0")
+    assert (await limits.seen(ContainerId("71"))).cgroup
+    scandir = Mock(wraps=os.scandir)
+    monkeypatch.setattr(os, "scandir", scandir)
+    limits.container(f"{STEPS}/s5K1KKYAYG5D00/step_0")
+    assert (await limits.seen(ContainerId("s5K1KKYAYG5D00"))).cgroup == str(
+        limits.root / STEPS / "s5K1KKYAYG5D00"
+    )
+    assert (await limits.seen(ContainerId("72"))).cgroup == ""
+    assert not scandir.called
+    shutil.rmtree(limits.root / STEPS)
+    limits.container("system.slice/slurmstepd.scope/job_72/step_0")
+    assert (await limits.seen(ContainerId("72"))).cgroup, "the scope has another name now"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's directories take root")
 async def test_nor_is_a_cgroup_that_a_user_has_made(limits: LimitNode) -> None:
     """systemd gives each user who logs in a part of the tree."""
@@ -268,6 +287,8 @@ async def test_nor_is_a_cgroup_that_a_user_has_made(limits: LimitNode) -> None:
     assert (await limits.seen(ContainerId("71"))).cgroup == "", "what is below a user's is not looked through"
     of_slurm = limits.container(f"{STEPS}/job_71/step_0").parent
     assert (await limits.seen(ContainerId("71"))).cgroup == str(of_slurm)
+    os.chown(limits.container(f"{STEPS}/job_72"), 1000, 1000)
+    assert (await limits.seen(ContainerId("72"))).cgroup == "", "nor beside a job of Slurm's"
 
 
 @pytest.mark.parametrize("limit_bytes", [90 * GIB, 81560 * MIB])

@@ -20,6 +20,7 @@ from partage.plan.serve.held_limits import (
     counted_places,
     held_limits,
     limits_read,
+    read_limit,
     seen_on,
     to_repair,
     wanted_limits,
@@ -124,6 +125,12 @@ def test_a_container_that_was_not_seen_yet_has_none() -> None:
 def test_a_limit_that_was_set_afterwards_is_said_to_be_late() -> None:
     (state,) = held_limits([entry(0, A)], offered(), {NEW: A}, seen(NEW, SHARE), {at(NEW)}).values()
     assert (state.in_force, state.late) == (True, True)
+
+
+@pytest.mark.parametrize(("used", "in_force"), [(SHARE, True), (SHARE + GIB, False)])
+def test_what_was_taken_before_a_limit_was_set_stays_and_is_said(used: int, in_force: bool) -> None:
+    state = read_limit(SHARE, SeenLimit(at(NEW), LimitState(SHARE, 0, used), "/c"), late=True)
+    assert (state.in_force, "21 GiB is in use" in state.reason) == (in_force, not in_force)
 
 
 def test_of_several_containers_the_worst_counts() -> None:

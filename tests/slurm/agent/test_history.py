@@ -14,6 +14,7 @@ from partage.agent.options import Intervals
 from partage.cli.main import run
 from partage.edges.files.usage_days import UsageDays, read_usage_days
 from partage.model.usage_day import GpuSeen
+from partage.plan.history.evidence import JobName
 from partage.rightsize.decide import gather_days
 from partage.sim.node.faults import Occupy
 from partage.sim.node.files.load import load_machine
@@ -44,11 +45,11 @@ def squeue(directory: Path, text: str, code: int = 0) -> None:
     script.chmod(0o755)
 
 
-async def hardware_with_a_job(number: int) -> SimulatedHardware:
+async def hardware_with_a_job(cgroup: str) -> SimulatedHardware:
     hardware = SimulatedHardware(load_machine("1xh100-sxm5-80gb"))
     await hardware.inject(Occupy(0, "train", pid=4242, memory_bytes=3 * GIB))
-    cgroup = f"/system.slice/slurmstepd.scope/job_{number}/step_0/user/task_0"
-    rows = {key: replace(one, cgroup=cgroup) for key, one in hardware.state.processes.items()}
+    path = f"/system.slice/slurmstepd.scope/{cgroup}/step_0/user/task_0"
+    rows = {key: replace(process, cgroup=path) for key, process in hardware.state.processes.items()}
     hardware._set_state(replace(hardware.state, processes=rows))
     return hardware
 
@@ -61,7 +62,7 @@ def history_of(use: JobUsageObserver, home: Path) -> HistoryObserver:
         wanted=use.wanted,
         gpus=lambda: [GpuSeen("NVIDIA H100 80GB HBM3", 80 * GIB)],
         intervals=SHORT,
-        jobs=lambda: use.names,
+        jobs=use.names_now,
     )
 
 
@@ -74,7 +75,7 @@ async def test_a_job_is_known_by_its_user_and_name(
     tmp_path: Path, said: str, workload: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     squeue(tmp_path, said, code=0 if said.startswith("{") else 1)
-    hardware = await hardware_with_a_job(7)
+    hardware = await hardware_with_a_job("job_7")
     use = JobUsageObserver(hardware, SlurmControl(tmp_path, {}), "g1", tmp_path / "run")
     assert not use.wanted(), "no job has a GPU"
     (tmp_path / "run").mkdir(mode=0o755)
@@ -97,9 +98,22 @@ async def test_a_job_is_known_by_its_user_and_name(
     await hardware.close()
 
 
+async def test_a_job_is_told_by_its_number_where_its_cgroup_has_its_sluid(tmp_path: Path) -> None:
+    squeue(tmp_path, "squeue: error", code=1)
+    hardware = await hardware_with_a_job("s5K1KKYAYG5D00")
+    use = JobUsageObserver(hardware, SlurmControl(tmp_path, {}), "g1", tmp_path)
+    with JobRecords(tmp_path, make=True) as records:
+        records.put(JobRecord(JobId(7), 1000, (), "anna", sluid="s5K1KKYAYG5D00"))
+    found = await use.look()
+    assert found is not None
+    assert [job.job for job in found.use.jobs] == ["7"]
+    assert use.names_now() == {"7": JobName("anna", "")}
+    await hardware.close()
+
+
 async def test_a_job_whose_record_cannot_be_read_is_one(tmp_path: Path) -> None:
     """It has GPUs, and nobody knows which: its use is kept all the same."""
-    hardware = await hardware_with_a_job(7)
+    hardware = await hardware_with_a_job("job_7")
     use = JobUsageObserver(hardware, SlurmControl(tmp_path, {}), "g1", tmp_path)
     with JobRecords(tmp_path, make=True):
         assert not use.wanted()

@@ -63,7 +63,7 @@ def served(status: AgentStatus, intervals: Intervals) -> Iterator[Ask]:
 async def compute_node(home: Path) -> AsyncIterator[SlurmService]:
     """Its agent, of which no task runs."""
     squeue(home, json.dumps({"jobs": NAMED}))
-    hardware = await hardware_with_a_job(7)
+    hardware = await hardware_with_a_job("job_7")
     options = AgentOptions(state_dir=home / "state", run_dir=home / "run")
     slurm = SlurmOptions("g1", SlurmVersion(24, 11, 5), home, home / "devices.json", programs=home)
     status = AgentStatus(time.monotonic, pulse_s=time.monotonic())

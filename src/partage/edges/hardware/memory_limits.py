@@ -20,7 +20,7 @@ from partage.edges.hardware.host import Host, sysfs_address
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.host import procfs
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound, Unsupported
-from partage.model.cgroup import owner_of
+from partage.model.cgroup import cgroup_of_job, owner_of
 from partage.model.driver_limit import (
     NO_CGROUP,
     NO_LIMIT_BYTES,
@@ -32,7 +32,7 @@ from partage.model.driver_limit import (
     SeenLimit,
 )
 from partage.model.gpu import MigMode
-from partage.model.ids import ContainerId, GpuUuid, PciBusId, cgroup_owner
+from partage.model.ids import ContainerId, GpuUuid, JobCgroup, PciBusId, cgroup_owner, is_job
 from partage.model.step import SetMemoryLimit
 
 _DEEPEST = 16
@@ -41,7 +41,8 @@ _DEEPEST = 16
 
 class ContainerCgroups:
     """Finds the cgroup of a container by its id, and of a job by what it is called by (``JobCgroup``). A
-    directory is looked for once, and used while it is there.
+    directory is looked for once, and used while it is there. Jobs of a node lie side by side: once one was
+    found, the tree is not walked for others, of which each has a name that is never there.
 
     Only the outermost cgroup with an id counts: a container can make cgroups in its own with any name. So can
     a user whom systemd has given a part of the tree: a job's has to be root's.
@@ -51,6 +52,7 @@ class ContainerCgroups:
         """root: where cgroup v2 is mounted."""
         self._root = root
         self._found: dict[ContainerId, Path] = {}
+        self._jobs: Path | None = None
 
     def why_blind(self) -> str:
         """Why the node's tree cannot be seen here, a clause; empty if it can."""
@@ -64,8 +66,14 @@ class ContainerCgroups:
         """The directories of those containers that have one."""
         self._found = {container: path for container, path in self._found.items() if path.is_dir()}
         missing = {container for container in containers if container and container not in self._found}
+        if self._jobs is not None and self._jobs.is_dir():
+            jobs = {name for name in missing if is_job(name)}
+            missing -= jobs
+            named = ((name, self._jobs / cgroup_of_job(JobCgroup(name))) for name in jobs)
+            self._found |= {name: path for name, path in named if path.is_dir() and _is_ours(path)}
         if missing:
             self._found |= {container: path for container, path in self._walked() if container in missing}
+            self._jobs = next((path.parent for name, path in self._found.items() if is_job(name)), self._jobs)
         return {container: self._found[container] for container in containers if container in self._found}
 
     def _walked(self) -> Iterator[tuple[ContainerId, Path]]:

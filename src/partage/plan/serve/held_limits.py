@@ -119,9 +119,13 @@ def _of_each(limit: HeldLimit, containers: int) -> HeldLimit:
 def read_limit(limit_bytes: int, seen: SeenLimit, *, late: bool) -> HeldLimit:
     """What is said of a place. late: it was set again, after the work there had begun."""
     read = seen.hard_bytes
+    used = None if seen.state is None else seen.state.used_bytes
     reason = "" if read is not None else seen.why or "its cgroup has no limit"
     if read is not None and read > limit_bytes:
         reason = f"its cgroup may have {format_bytes(read)}"
+    elif read is not None and used is not None and used > read:
+        # Neither driver nor kernel takes back what a cgroup had before it had a limit.
+        reason = f"{format_bytes(used)} is in use, taken before the limit was set"
     return HeldLimit(limit_bytes, read, late, reason)
 
 

@@ -71,7 +71,7 @@ class HeldLimit(Frozen):
     @property
     def in_force(self) -> bool:
         """The driver was seen to hold all who have the shares to no more than them."""
-        return self.shared_by == 1 and self.seen_bytes is not None and self.seen_bytes <= self.limit_bytes
+        return self.seen_bytes is not None and not self.reason
 
 
 class LedgerEntry(Frozen):

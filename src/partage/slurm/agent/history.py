@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from partage.agent.observers.usage import answer_in
 from partage.agent.status.status import UsageObservation, UseSeen
@@ -20,6 +21,8 @@ from partage.plan.serve.watchdog import ShareGrants
 from partage.plan.usage import usage_of, with_samples
 from partage.slurm.host.control import SlurmControl
 from partage.slurm.host.job_records import read_records
+from partage.slurm.model import JobRecord, LiveJob
+from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +31,19 @@ _ASKED_AGAIN_S = 600.0
 _NO_SHARES = ShareGrants({}, frozenset(), frozenset())
 
 
+class _KnownJob(Frozen):
+    """What is known of a job besides what its cgroup is called by."""
+
+    number: str
+    name: JobName
+
+
 class JobUsageObserver(Struct):
     """What the jobs use now, and the names of those that do. run_dir: where the prolog's records are.
     counted: what is counted for their cgroups (``MemoryLimitsObserver.used``).
 
-    names: by what cgroups call a job. seen: the last answer, and the last hour.
+    seen: the last answer, and the last hour. A job is told by its number, also where its cgroup is called by
+    its SLUID.
     """
 
     hardware: Hardware
@@ -40,8 +51,8 @@ class JobUsageObserver(Struct):
     node: str
     run_dir: Path
     counted: Callable[[], Mapping[LimitAt, int]] = dict
-    names: dict[str, JobName] = field(default_factory=dict)
     seen: UseSeen = field(default_factory=lambda: UseSeen(began_s=time.monotonic()))
+    _known: Mapping[str, _KnownJob] = field(default_factory=dict)
     _asked_s: dict[str, float] = field(default_factory=dict)
 
     def wanted(self) -> bool:
@@ -50,8 +61,8 @@ class JobUsageObserver(Struct):
         return bool(found.jobs or found.unreadable)
 
     def names_now(self) -> Mapping[str, JobName]:
-        """``names`` as they are now, for another thread."""
-        return self.names.copy()
+        """By number, of those whose name is known."""
+        return {job.number: job.name for job in self._known.values()}
 
     async def look(self) -> UsageObservation | None:
         """What is used; None: the hardware does not answer."""
@@ -61,43 +72,45 @@ class JobUsageObserver(Struct):
         except HardwareError:
             return None
         use = usage_of(samples, {}, _NO_SHARES, counted=self.counted())
+        await self._learn_names({job.job for job in use.jobs})
+        jobs = (
+            replace(job, job=known.number) if (known := self._known.get(job.job)) else job for job in use.jobs
+        )
+        use = replace(use, jobs=tuple(jobs))
         found, hour = UsageObservation(at_s, samples, use), with_samples(self.seen.hour, samples, at_s)
         self.seen = UseSeen(self.seen.began_s, at_s, found, hour)
-        await self._learn_names({job.job for job in use.jobs})
         return found
 
     def fresh(self, wait_s: float, loop: asyncio.AbstractEventLoop) -> UsageObservation | None:
         """As ``look``, from another thread; the last answer where that takes longer."""
         return answer_in(wait_s, loop, self.look()) or self.seen.found
 
-    async def _learn_names(self, jobs: set[str]) -> None:
-        self.names = {job: name for job, name in self.names.items() if job in jobs}
-        self._asked_s = {job: at_s for job, at_s in self._asked_s.items() if job in jobs}
+    async def _learn_names(self, cgroups: set[str]) -> None:
+        known = {cgroup: job for cgroup, job in self._known.items() if cgroup in cgroups}
+        self._asked_s = {cgroup: at_s for cgroup, at_s in self._asked_s.items() if cgroup in cgroups}
         now_s = time.monotonic()
         unknown = {
-            job for job in jobs - self.names.keys() if now_s - self._asked_s.get(job, -1e9) > _ASKED_AGAIN_S
+            cgroup
+            for cgroup in cgroups - known.keys()
+            if now_s - self._asked_s.get(cgroup, -1e9) > _ASKED_AGAIN_S
         }
         if unknown:
             self._asked_s |= dict.fromkeys(unknown, now_s)
-            self.names |= await asyncio.to_thread(self._ask, unknown)
+            known |= await asyncio.to_thread(self._ask, unknown)
+        self._known = known
 
-    def _ask(self, unknown: set[str]) -> Mapping[str, JobName]:
+    def _ask(self, unknown: set[str]) -> dict[str, _KnownJob]:
         """What Slurm says; else the user, whom the prolog has written down."""
-        users = {
-            str(cgroup): JobName(record.user, "")
-            for record in read_records(self.run_dir).jobs
-            if record.user
-            for cgroup in record.cgroups
-        }
+        jobs: list[tuple[JobRecord | LiveJob, str]] = [
+            (record, "") for record in read_records(self.run_dir).jobs
+        ]
         try:
-            said = {
-                str(cgroup): JobName(live_job.user, live_job.name)
-                for live_job in self.control.jobs(self.node)
-                if live_job.user
-                for cgroup in live_job.cgroups
-            }
+            jobs += [(job, job.name) for job in self.control.jobs(self.node)]
         except PartageError as error:
             log.info("names of jobs are not known", extra={"reason": str(error)})
-            said = {}
-        known = users | said
-        return {job: known[job] for job in unknown & known.keys()}
+        return {
+            cgroup: _KnownJob(str(job.job), JobName(job.user, name))
+            for job, name in jobs
+            if job.user
+            for cgroup in unknown.intersection(job.cgroups)
+        }

@@ -45,7 +45,7 @@ def _families(
     counted = status.counts.xids.copy()
     yield metric("memory_limits_repaired", list(status.counts.limits.copy().items()))
     hard = [job for job in status.report.jobs if job.guarantee is Guarantee.HARD]
-    limits = [((job.cgroup, job.gpu, job.gpu), float(job.limit.limit_bytes)) for job in hard]
+    limits = [((str(job.job), job.gpu, job.gpu), float(job.limit.limit_bytes)) for job in hard]
     yield metric("job_memory_limit_bytes", limits)
     yield metric("xids", xid_rows([gpu.uuid for gpu in inventory.gpus], counted))
     found = status.usage()
