@@ -47,6 +47,15 @@ def test_several_models_have_what_is_true_of_all():
     assert (labels["partage.dev/gpu.NVIDIA-H200"], labels["partage.dev/gpu.NVIDIA-L40S"]) == ("4", "4")
 
 
+def test_a_machine_without_a_name_is_unknown():
+    assert _gpus(_labels(replace(_of("l40s"), machine_type="")))["machine"] == "unknown"
+
+
+def test_single_on_a_node_without_mig_labels_whole_gpus():
+    found = _gpus(_labels(_of("2xh100-sxm5-80gb"), "version: partage/v1\nresources: {mig-strategy: single}"))
+    assert (found["product"], found["replicas"]) == (_H100, "1")
+
+
 def test_gpus_that_are_shared_in_different_ways_have_no_common_replicas():
     policy = """\
 version: partage/v1

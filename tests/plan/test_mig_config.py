@@ -97,6 +97,7 @@ def test_a_label_that_is_not_resolved_yet_keeps_what_was_said() -> None:
     last = MigConfigReport(NAME, SUCCESS)
     assert mig_config_report(NAME, (), None, plan(), last) == last
     assert mig_config_report(NAME, (), desired("all-2g.20gb"), plan(), last) == last
+    assert mig_config_report(NAME, (), resolve(Policy(), INVENTORY, geometry_of), plan(), last) == last
     assert mig_config_report(NAME, (), None, plan(), None) == MigConfigReport(NAME, None)
 
 

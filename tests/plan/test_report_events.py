@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from partage.model.health import HealthState, HealthStatus
 from partage.model.ids import GpuUuid, ResourceName, ShareId
+from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.strategy import Strategy
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
@@ -106,3 +108,32 @@ def test_a_change_of_strategy_is_told_with_both() -> None:
     now = replace(FIRST, gpus=(replace(ONE, strategy=Strategy.MPS),))
     [one] = diff_reports(FIRST, now)
     assert (one.event, one.facts["from"], one.facts["to"]) == ("gpu changed", "exclusive", "mps")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "settled"),
+    [
+        (ONE, True),
+        (replace(ONE, plan=None), False),
+        (replace(ONE, plan=GpuPlan(Phase.WAITING)), False),
+        (replace(ONE, health=HealthStatus(HealthState.SUSPECT)), False),
+        (replace(ONE, instances={1: HealthStatus(HealthState.SUSPECT)}), False),
+        (replace(ONE, lost="it does not answer"), False),
+        (replace(ONE, daemons=(DaemonState(ONE.uuid, ONE.uuid, DaemonPhase.SERVING, None),)), False),
+    ],
+)
+def test_a_gpu_is_settled_when_nothing_of_it_is_to_change(gpu: GpuReport, settled: bool) -> None:
+    assert replace(FIRST, gpus=(gpu,)).is_settled is settled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entries": (LedgerEntry(GPU, ShareId("GPU-a"), Certainty.TENTATIVE, (), 0.0),)},
+        {"dependencies": DependencyProblems(kubelet="it does not answer")},
+        {"doubts": {ONE.uuid: "who may have changed its limits"}},
+    ],
+)
+def test_a_report_is_settled_when_nothing_in_it_is_known_for_a_time_only(change: dict[str, object]) -> None:
+    assert FIRST.is_settled
+    assert not replace(FIRST, **change).is_settled

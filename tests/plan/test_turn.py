@@ -187,6 +187,23 @@ def test_silence_takes_no_gpu_away() -> None:
     assert {health.status().state for health in node.state.health.values()} == {HealthState.SUSPECT}
 
 
+def test_a_gpu_is_gone_only_when_the_node_was_looked_at() -> None:
+    node = Turning()
+    node.turn()
+    gone = node.inventory.gpus[0].uuid
+    unlisted(node)
+    node.turn()
+    assert node.state.health[gone].status().state is HealthState.HEALTHY
+    node.turn(fresh=True)
+    assert node.state.health[gone].status().state is HealthState.UNHEALTHY
+
+
+def test_no_share_can_be_used_while_containers_would_not_have_the_drivers_libraries() -> None:
+    node = Turning()
+    node.turn(bare="no libraries")
+    assert node.healthy() == [False] * 4
+
+
 def test_a_lost_gpu_keeps_its_rows_as_unhealthy() -> None:
     node = Turning()
     node.turn()

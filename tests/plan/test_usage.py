@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.edges.hardware.peaks import KEEP_ENDED_S, MOST_OWNERS, WINDOW_S, PeakKeeper
 from partage.model.driver_limit import LimitAt
@@ -14,7 +16,7 @@ from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import GrantKind, ShareGrants
-from partage.plan.usage import DeviceUse, NodeUse, OtherMemory, usage_of
+from partage.plan.usage import MOST_ROWS, DeviceUse, NodeUse, OtherMemory, usage_of
 from partage.units import GIB
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
@@ -213,3 +215,29 @@ def test_ended_owners_are_forgotten_and_there_are_never_too_many() -> None:
     for number in range(MOST_OWNERS + 10):
         keeper.add([row(1, 1, V2.format(f"{number:064x}"))], {}, KEEP_ENDED_S + 2 + number / 1000)
     assert len(keeper.owners()) == MOST_OWNERS
+
+
+@pytest.mark.parametrize(
+    ("ending", "new", "used", "partly"),
+    [
+        (GIB, 2 * GIB, 3 * GIB, False),
+        (None, 2 * GIB, 2 * GIB, True),
+        (GIB, None, GIB, True),
+        (None, None, None, True),
+    ],
+)
+def test_of_two_containers_of_one_name_all_that_is_known_is_added_up(
+    ending: int | None, new: int | None, used: int | None, partly: bool
+) -> None:
+    given = samples(row(1, ending, V2.format(TRAIN)), row(2, new, V2.format(OTHER)))
+    given = replace(given, peaks=())
+    (use,) = usage_of(given, {TRAIN: WHO, OTHER: WHO}, grants(train=1)).containers
+    assert use.amount == DeviceUse(used, used, partly=partly, processes=2)
+
+
+def test_where_there_are_too_many_containers_those_with_shares_stay() -> None:
+    few = [row(pid, GIB, V2.format(f"{pid:064x}")) for pid in range(MOST_ROWS)]
+    names = {ContainerId(f"{pid:064x}"): Holder("team", f"a-{pid}", "main") for pid in range(MOST_ROWS)}
+    found = usage_of(samples(*few), names, grants(train=1))
+    assert found.containers[0].holder == WHO
+    assert (len(found.containers), found.left_out) == (MOST_ROWS, 1)

@@ -114,6 +114,34 @@ def test_a_slot_is_held_while_the_node_changes(standing: Standing, kept: bool, f
     assert (bool(then.holder), then.failure) == (kept, failure)
 
 
+@pytest.mark.parametrize(
+    ("standing", "asks"),
+    [
+        (Standing("p", "r2", "r2", False, SETTLED), False),
+        (Standing("p", "r2", "r3", True, SETTLED), True),
+        (Standing("p", "r1", "r2", False, SETTLED, refused="no GPU 7"), True),
+        (Standing("p", "r1", "let-go", False, SETTLED, refused="no GPU 7"), False),
+    ],
+)
+def test_a_node_that_is_to_change_or_cannot_asks_for_a_slot(standing: Standing, asks: bool) -> None:
+    assert needs_slot(standing, "let-go") is asks
+
+
+@pytest.mark.parametrize(
+    ("canary", "labels", "first"),
+    [
+        ({"pool": "test"}, {"pool": "test"}, True),
+        ({"pool": "test"}, {"pool": "test", "zone": "a"}, True),
+        ({"pool": "test", "zone": "a"}, {"pool": "test"}, False),
+        ({}, {"pool": "test"}, False),
+    ],
+)
+def test_a_canary_has_all_labels_that_are_named(
+    canary: dict[str, str], labels: dict[str, str], first: bool
+) -> None:
+    assert RolloutSettings(canary=canary).is_canary(labels) is first
+
+
 @pytest.mark.parametrize("text", ["", "0", "-1", "2x", "1000", "²"])
 def test_settings_that_are_wrong_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="maxChanging"):

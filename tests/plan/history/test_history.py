@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from partage.codec.values import decode
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.samples import Samples
-from partage.model.usage_day import UsageDay
-from partage.plan.history.evidence import Evidence, Run, UsePoint, gather
+from partage.model.usage_day import UsageDay, WorkloadDay
+from partage.plan.history.evidence import Evidence, Run, UsePoint, gather, grows, workload_of_job
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
 from partage.plan.history.keeper import ENDED_AFTER_S, MOST_PARTS, MOST_WORKLOADS, Curve, HistoryKeeper
 from partage.plan.usage import DeviceUse, NodeUse
@@ -350,3 +350,77 @@ def test_while_all_run_no_other_workload_comes_in_and_it_is_counted_once() -> No
     late = START_S + ENDED_AFTER_S + 10 * STEP_S
     keeper.add(late, points[-7:], NodeUse(), Samples())
     assert f"team/{MOST_WORKLOADS + 6}/main" in {row.workload for row in keeper.day().workloads}
+
+
+@pytest.mark.parametrize(
+    ("highs", "growing"),
+    [
+        ([1, 1, 2, 2, 3, 3, 4, 4], True),
+        ([1, 1, 2, 2, 3, 3, 4], False),  # too few to say
+        ([1, 1, 4, 4, 4, 4, 5, 5], False),
+        ([1, 1, 2, 2, 4, 4, 4, 4], False),
+    ],
+)
+def test_a_run_grows_if_each_of_its_last_quarters_is_higher(highs: list[int], growing: bool) -> None:
+    assert grows(highs) is growing
+
+
+def point(run: str, used_gib: float, peak_gib: float | None = None, *, partly: bool = False) -> UsePoint:
+    peak_bytes = None if peak_gib is None else int(peak_gib * GIB)
+    amount = DeviceUse(used_bytes=int(used_gib * GIB), peak_bytes=peak_bytes, partly=partly)
+    return UsePoint(run=run, workload="team/web/main", amount=amount)
+
+
+def row_of(*samples: Sequence[UsePoint]) -> WorkloadDay:
+    """The day of ``point``'s workload."""
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    for step, points in enumerate(samples):
+        keeper.add(START_S + step * STEP_S, points, NodeUse(), Samples())
+    (row,) = keeper.day().workloads
+    return row
+
+
+@pytest.mark.parametrize("between", [point("r", 1), point("r", 1, 1, partly=True)], ids=["sampled", "partly"])
+def test_one_sample_without_all_figures_makes_a_day_inexact(between: UsePoint) -> None:
+    known = [point("r", 1, 1)]
+    assert row_of(known, known, known).exact
+    assert not row_of(known, [between], known).exact
+
+
+@pytest.mark.parametrize("grows_long", [True, False])
+def test_the_longest_run_says_whether_a_workload_grows(grows_long: bool) -> None:
+    def samples(step: int) -> Iterator[UsePoint]:
+        yield point("long", 1 + step if grows_long else 30)
+        if 20 <= step < 36:
+            yield point("short", 30 if grows_long else 1 + step - 20)
+
+    assert row_of(*(list(samples(step)) for step in range(40))).growing is grows_long
+
+
+def test_a_run_whose_workload_had_no_room_in_the_file_goes_on() -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    keeper.add(START_S, [point("r", 1)], NodeUse(), Samples())
+    again = HistoryKeeper("node-a", STEP_S)
+    again.begin("d", replace(keeper.day(), workloads=()))
+    again.add(START_S + STEP_S, [point("r", 1)], NodeUse(), Samples())
+    (row,) = again.day().workloads
+    assert (row.samples, row.started) == (1, 0), "it is not seen for the first time"
+
+
+def test_a_container_that_uses_two_devices_is_one_run_in_samples_too() -> None:
+    run = Run(
+        workload="team/ddp/main",
+        at_s=(0.0, 30.0),
+        used_bytes=(GIB, GIB),
+        device_bytes=H100_BYTES,
+        container="c",
+    )
+    (found,) = gather([run, run, replace(run, used_bytes=(0, 0))])
+    assert (found.runs, found.devices) == (1, 2)
+
+
+def test_jobs_of_a_user_whose_names_are_not_known_are_one_workload() -> None:
+    assert workload_of_job("alice", "train") == "slurm:alice/train"
+    assert workload_of_job("alice", "") == "slurm:alice/*"

@@ -586,6 +586,8 @@ def test_a_filter_with_a_subsystem_id_selects_only_such_boards() -> None:
     assert list(assignment.strategies.values()) == [Strategy.MIG, Strategy.EXCLUSIVE, Strategy.EXCLUSIVE]
     (unknown,) = [one for one in assignment.warnings if one.path.endswith("device-filter")]
     assert unknown.message.startswith("GPU 2: passed over: the filter names boards")
+    every = lay(mig_parted(f"{{devices: all, {H100}, {BALANCED}}}"), boards)
+    assert list(every.strategies.values()) == [Strategy.MIG] * 3, "a filter without one selects all boards"
 
 
 def test_a_configuration_for_other_boards_names_those_of_the_node() -> None:

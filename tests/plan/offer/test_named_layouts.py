@@ -1,13 +1,16 @@
 """A layout by its name comes to different MIG devices on different cards of one node."""
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import Unsatisfiable
+from partage.model.policy import AllDevices, DesiredMig, GpuEntry, NodeLayouts, Policy
 from partage.plan.offer.assign import assign
 from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.sim.node.machine_names import parse_machine
+from tests.plan.offers import gpu, node
 
 
 def laid(layout, machine, more=""):
@@ -47,3 +50,12 @@ def test_all_enabled_is_a_mig_gpu_without_devices():
 def test_a_gpu_that_cannot_have_the_layout_is_named(machine, said):
     with pytest.raises(Unsatisfiable, match=said):
         laid("all-balanced", machine)
+
+
+@pytest.mark.parametrize(("layout", "concerned"), [("all-balanced", [0]), ("all-disabled", [0, 1])])
+def test_a_label_concerns_the_gpus_whose_model_has_its_layout(layout, concerned):
+    unknown = replace(gpu(1), product="NVIDIA X900", pci_device_id="0x999910de")
+    mig = DesiredMig(enabled=False) if layout == "all-disabled" else DesiredMig(named=layout)
+    entry = GpuEntry("label nvidia.com/mig.config", AllDevices(), mig=mig)
+    assigned = assign(Policy(layouts=NodeLayouts(layout, (entry,))), node(gpu(0), unknown), geometry_of)
+    assert assigned.labelled == {gpu(index).uuid for index in concerned}

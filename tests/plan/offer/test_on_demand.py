@@ -112,6 +112,7 @@ def test_a_part_turns_mig_mode_on_and_is_made_where_the_claim_has_it() -> None:
         "MIG mode has to be turned on, and claims wait for 1 x 1g.10gb"
     )
     assert offered(live("1g.10gb@6"), demand) == [("1g.10gb", False)]
+    assert wants(live("1g.10gb@6"), demand).pending == {}
     assert steps(live("1g.10gb@6"), demand) == ()
 
 

@@ -46,6 +46,15 @@ def test_pods_that_may_not_have_a_model_do_not_fill_its_holes() -> None:
     assert tables["b"].of_hole(500) == pytest.approx(0, abs=0.01)
 
 
+def test_the_first_gpus_that_are_just_free_enough_are_taken() -> None:
+    assert first_fit(EIGHT, [*([1000, 999] * 8)]) == tuple(range(0, 16, 2))
+
+
+def test_pods_without_gpus_can_use_none() -> None:
+    fragments = Fragments(mix_of([CPU, WHOLE]))
+    assert fragments.of("a", [1000], 64_000) == 500
+
+
 def test_gpus_without_cpu_beside_them_are_stranded() -> None:
     waste = table(mix_of([HALF]))
     assert waste.of_cpu(1000, 0) == 1000

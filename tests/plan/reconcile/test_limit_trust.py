@@ -221,6 +221,10 @@ def test_an_init_container_that_ended_unseen_counts_as_one_that_may_have():
     assert "container init of ml/train ended before it was seen" in said
     assert node.then(within=frozenset({5}), within_s=node.at_s + 0.5) == ""
     assert node.then(after_s=100) == "", "told apart once and for all"
+    node = Node(sets=False)
+    node.then(entries=held, names=names, tenants=[tenant(A)])
+    node.then(after_s=UNSEEN_S)
+    assert node.trust.to_set == {GPU}
 
 
 def test_a_container_beside_the_one_with_the_share_was_seen_with_it():

@@ -193,6 +193,18 @@ def test_phases(case, phase, reason, steps, ready) -> None:
     assert plan.gpus[inventory.gpus[1].uuid].phase is Phase.SETTLED, "the other GPU is not concerned"
 
 
+def test_a_share_that_only_the_checkpoint_names_is_waited_for_with_that_reason() -> None:
+    inventory = observe()
+    text, now = waiting_for_a_pod(inventory)
+    held = replace(now.entries[0], certainty=Certainty.UNCONFIRMED)
+    said = "the kubelet's checkpoint has holds that PodResources does not name now"
+    assert (
+        said
+        in first(plan_node(desired_of(text, inventory), replace(now, entries=(held,)), geometry_of)).reason
+    )
+    assert said not in first(plan_node(desired_of(text, inventory), now, geometry_of)).reason
+
+
 def test_a_failed_attempt_is_ready_again_when_its_time_has_come() -> None:
     inventory = observe()
     text, now = failed(inventory)

@@ -103,6 +103,10 @@ def test_what_was_refused_for_the_kubelets_choice_is_not_forgotten_by_the_next_r
     assert refusals.in_force(2.0)[MEMORY_RESOURCE].ignored
     refusals.noted(MEMORY_RESOURCE, 5, FIRST_S + 10.0)
     assert refusals.in_force(FIRST_S + 11.0)[MEMORY_RESOURCE].ignored
+    later = Refusals()
+    later.noted(MEMORY_RESOURCE, 5, 0.0)
+    later.noted(MEMORY_RESOURCE, 5, FIRST_S + 1.0, ignored=True)
+    assert later.in_force(FIRST_S + 2.0)[MEMORY_RESOURCE].ignored
 
 
 OTHER = ResourceName("example.com/pairs")

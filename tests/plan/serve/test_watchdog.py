@@ -13,7 +13,7 @@ from partage.model.policy import WatchAction
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.step import EndProcess
 from partage.model.strategy import Strategy
-from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Holder, LedgerEntry
 from partage.plan.serve.watchdog import (
     ContainerUsage,
     GrantKind,
@@ -183,6 +183,22 @@ def test_memory_without_a_figure_is_said_and_what_is_known_may_be_too_much_all_t
 def test_what_the_hardware_limits_cannot_be_exceeded() -> None:
     whole = replace(SHARED, guarantee=Guarantee.HARD, memory_bytes=GIB)
     assert watched(process(7, used=2 * GIB), offering=whole).violations == ()
+
+
+@pytest.mark.parametrize(
+    ("limit", "over"),
+    [
+        (None, True),
+        (HeldLimit(20 * GIB, None, reason="the driver has no limits"), True),
+        (HeldLimit(20 * GIB, 20 * GIB), False),
+    ],
+    ids=["not tried", "could not be set", "in force"],
+)
+def test_what_the_driver_limits_cannot_be_exceeded(limit: HeldLimit | None, over: bool) -> None:
+    offering = replace(SHARED, guarantee=Guarantee.HARD, limited=True)
+    held = replace(entry(0), limit=limit)
+    found = watched(process(7, used=25 * GIB), entries=(held,), offering=offering)
+    assert bool(found.violations) is over
 
 
 def test_a_mig_device_is_judged_by_its_own_shares() -> None:

@@ -254,12 +254,12 @@ class HistoryKeeper:
     def _count(self, at_once: Mapping[str, int], devices: Mapping[tuple[str, str], int]) -> None:
         for workload, count in at_once.items():
             row = self._rows.get(workload)
-            if row is not None and count > row.summary.at_once:
-                row.summary = replace(row.summary, at_once=count)
+            if row is not None:
+                row.summary = replace(row.summary, at_once=max(count, row.summary.at_once))
         for (workload, _), count in devices.items():
             row = self._rows.get(workload)
-            if row is not None and count > row.summary.devices:
-                row.summary = replace(row.summary, devices=count)
+            if row is not None:
+                row.summary = replace(row.summary, devices=max(count, row.summary.devices))
 
     def _forget(self, seen: Mapping[str, str], looked_s: float) -> None:
         """Runs that have ended."""
@@ -306,7 +306,7 @@ class HistoryKeeper:
         )
         self._runs[run_now.run] = run
         row = self._rows.get(run_now.workload)
-        if row is not None and date == self.date:
+        if row is not None:  # of this day: begin() takes no other's rows
             row.highest = run if run_now.has_peak else row.highest
             row.longest = run if run_now.is_longest else row.longest
 

@@ -159,8 +159,9 @@ def _devices(
     demand: GpuDemand | None,
 ) -> GpuDevices:
     """demand: of a GPU whose MIG devices are made on demand; None: it is another one."""
-    if entry is None or demand is None:
+    if demand is None:
         return devices_of(gpu, entry, strategy, geometry, findings)
+    assert entry is not None, "it says that they are"
     divided = can_divide(gpu, entry, geometry, findings)
     return (
         GpuDevices((), mig=True, judged=False) if divided is None else on_demand_devices(gpu, demand, divided)

@@ -107,7 +107,7 @@ def check_users(
         blockers = [_blocker(gpu, instance, why) for instance in live if instance.busy]
         return blocked_by_users(gpu, "cannot be changed", blockers)
     turned = mode is not None and gpu.mig_mode.current != desired.enabled
-    first = desired.enabled and gpu.mig_mode.current and not live and (desired.items or desired.named)
+    first = gpu.mig_mode.current and not live and (desired.items or desired.named)
     tenants = tuple(
         use for use in uses if use.gpu == gpu.uuid and use.whole and use.kind is not UseKind.MONITOR
     )

@@ -188,7 +188,7 @@ def _unplaced(
         wanted = resolve_layout(geometry, desired.items, desired.named).items if geometry else desired.items
     except DoesNotFit as misfit:
         return _misfit(gpu, misfit)
-    if modes_are_right and (geometry or not desired.named) and matches(gpu.mig_devices, wanted):
+    if modes_are_right and matches(gpu.mig_devices, wanted):
         return GpuMigSteps(gpu, ())
     reason = f"GPU {gpu.index}: only root may read where its MIG devices are, and change them: run it as root"
     return Blocked(gpu.uuid, BlockKind.NOT_PERMITTED, reason)

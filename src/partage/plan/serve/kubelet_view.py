@@ -82,13 +82,12 @@ def kubelet_view(
     *,
     now_s: float,
     applied_s: float,
-    refused: Mapping[ResourceName, RefusedAmounts] | None = None,
+    refused: Mapping[ResourceName, RefusedAmounts],
 ) -> KubeletView:
     """The current view; ``before`` itself if nothing changes. held_version: of the ledger. refused: amounts
     that no device had free. applied_s: the kubelet has applied all lists until then, and no Allocate for an
     id that was unhealthy in them is under way.
     """
-    refused = refused or {}
     gpu_of = gpu_of_mig_devices(condition.known.values())
     offer = answerable_offer(serving)
     healthy = _healthy(offer, condition)

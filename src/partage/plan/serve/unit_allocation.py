@@ -226,12 +226,14 @@ def one_device_where_needed(
     """The rows of a resource. After a refusal, and as long as that amount would be refused again, the free
     units of one device only are healthy. Held ones stay as they are.
     """
+    if refused is None:
+        return tuple(rows)
     free: dict[DeviceUuid, int] = {}
-    for row in rows if refused is not None else ():
+    for row in rows:
         if row.healthy and row.id not in held:
             device = device_of(row.id)
             free[device] = free.get(device, 0) + 1
-    if refused is None or not _would_be_refused(refused, free):
+    if not _would_be_refused(refused, free):
         return tuple(rows)
     kept = max(free, key=free.__getitem__)  # the first among equals
     return tuple(
