@@ -113,11 +113,8 @@ def tenants(cluster: Cluster) -> Iterator[None]:
         cluster.until("no container is left", lambda: not cluster.given())
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These tests take turns with one cluster. First of all: then pytest-xdist sees their group."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
-            # The last test of all ends the cluster, too: with two nodes a minute on a busy machine.
-            item.add_marker(pytest.mark.timeout(600 if item.get_closest_marker("slow") else 300))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The tests of this folder take turns with one cluster."""
+    item.add_marker(pytest.mark.xdist_group("cluster"))
+    # The last test of all ends the cluster, too: with two nodes a minute on a busy machine.
+    item.add_marker(pytest.mark.timeout(600 if item.get_closest_marker("slow") else 300))

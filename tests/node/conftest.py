@@ -8,16 +8,14 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Called for the tests of this folder."""
+    item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+    item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from urllib.parse import parse_qs
 
 import pytest
 import yaml
-from matplotlib import image
 from msgspec.structs import replace
 
 from partage.cli.main import run
@@ -62,6 +61,8 @@ def test_a_trace_gives_sizes_and_says_where_it_cannot_tell(
 def test_the_table_and_the_plot_can_be_looked_at(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from matplotlib import image  # half a second, which each worker would pay for
+
     picture = tmp_path / "plot.png"
     assert run(["rightsize", "--trace", str(trace), "--gpu", "h100-sxm5-80gb", "--plot", str(picture)]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib import image
 
 from partage.cli.main import run
 
@@ -83,6 +82,8 @@ def test_the_table_says_what_to_do_next(folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_plot_can_be_looked_at(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from matplotlib import image  # half a second, which each worker would pay for
+
     for name in ("plot.png", "plot.svg"):
         assert ask("--policy", "exclusive.yaml", "--policy", "units.yaml", "--plot", name) == 0
     height, width, _ = image.imread("plot.png").shape

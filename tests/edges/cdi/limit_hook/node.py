@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from partage.edges.cdi import limit_hook
+from tests.compiled import compiled
 from tests.edges.hardware.stub import StubNode
 
 SOURCE = Path(limit_hook.__file__).parent
@@ -36,10 +37,12 @@ def built_hook(folder: Path) -> Path:
     """The hook, compiled into a folder."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
-    program = folder / PROGRAM
     environment = os.environ | {"CFLAGS": "-Werror"}
-    subprocess.run([SOURCE / "build", program], check=True, env=environment)
-    return program
+    return compiled(
+        folder / PROGRAM,
+        [path for path in SOURCE.iterdir() if path.suffix in (".c", ".h") or path.name == "build"],
+        lambda program: subprocess.run([SOURCE / "build", program], check=True, env=environment),
+    )
 
 
 def hook_in_cgroup2(program: Path, wrapper: Path) -> Path:
