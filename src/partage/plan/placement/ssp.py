@@ -7,6 +7,7 @@ takes about a second for each group of models that the same pods may have.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from partage.plan.placement.baselines import Fragments
@@ -56,15 +57,16 @@ class WasteTable(Frozen):
 
 def waste_tables(mix: Mix, models: Sequence[str]) -> dict[str, WasteTable]:
     """The table of each model; models that the same pods may have share one."""
-    made: dict[frozenset[PodType], WasteTable] = {}
-    tables = {}
-    for model in models:
-        single = mix.single(model)
-        key = frozenset(single)
-        if key not in made:
-            made[key] = WasteTable(_holes(single), _stranded(single, mix.without_gpus))
-        tables[model] = made[key]
-    return tables
+    without_gpus = tuple(mix.without_gpus.items())
+    return {model: _waste_table(tuple(mix.single(model).items()), without_gpus) for model in models}
+
+
+@lru_cache(maxsize=32)
+def _waste_table(
+    single: tuple[tuple[PodType, float], ...], without_gpus: tuple[tuple[PodType, float], ...]
+) -> WasteTable:
+    """Remembered: it takes long, and each policy and each replay asks for that of the same mix."""
+    return WasteTable(_holes(dict(single)), _stranded(dict(single), dict(without_gpus)))
 
 
 def _holes(single: Mapping[PodType, float]) -> tuple[float, ...]:
