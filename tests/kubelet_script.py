@@ -32,23 +32,36 @@ class NotInTime(AssertionError):
     """A condition did not come true within its limit."""
 
 
+class _Pauses:
+    """Between two looks at a condition: a part of what was waited so far, so no core is spent on looking."""
+
+    def __init__(self, limit_s: float, what: object) -> None:
+        self._limit_s, self._what = limit_s, what
+        self._begun = self._looked = time.monotonic()
+
+    def after_no(self) -> float:
+        """Seconds to the next look. Raises NotInTime."""
+        now = time.monotonic()
+        if now > self._begun + self._limit_s:
+            raise NotInTime(f"not within {self._limit_s} s: {self._what}")
+        pause_s = min(0.02, max(0.002, (now - self._begun) / 20, 4 * (now - self._looked)))
+        self._looked = now + pause_s
+        return pause_s
+
+
 def wait_for(condition: Callable[[], Any], limit_s: float = LIMIT_S, what: str = "") -> Any:
     """Wait until ``condition()`` is true, and return its value."""
-    end = time.monotonic() + limit_s
+    pauses = _Pauses(limit_s, what or condition)
     while not (value := condition()):
-        if time.monotonic() > end:
-            raise NotInTime(f"not within {limit_s} s: {what or condition}")
-        time.sleep(0.002)
+        time.sleep(pauses.after_no())
     return value
 
 
 async def until(condition: Callable[[], Any], limit_s: float = LIMIT_S, what: str = "") -> Any:
     """``wait_for`` inside a loop that has to go on meanwhile."""
-    end = time.monotonic() + limit_s
+    pauses = _Pauses(limit_s, what or condition)
     while not (value := condition()):
-        if time.monotonic() > end:
-            raise NotInTime(f"not within {limit_s} s: {what or condition}")
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(pauses.after_no())
     return value
 
 
