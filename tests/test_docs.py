@@ -96,6 +96,7 @@ def test_tests_that_the_evidence_names_exist():
     assert {page for page, *_ in named} >= {"driver-limits.md", "scenarios.md"}
 
 
+@pytest.mark.real
 def test_a_reader_of_the_site_fetches_nothing_from_elsewhere(tmp_path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, timeout=60)

@@ -36,7 +36,9 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CI": "true"},
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "CI": "true"}
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"},
         check=False,
     )
 

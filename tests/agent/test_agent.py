@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from partage.edges.files.directory_lock import take_lock
+from partage.errors import PartageError
 from tests.agent.harness import (
     MACHINE,
     Place,
@@ -36,7 +37,7 @@ HALF = native("{select: {index: [0, 1, 2, 3]}, time-slicing: {replicas: 4}}")
 
 
 def test_without_a_policy_every_gpu_is_offered_exclusively(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node)) as agent:
+    with hosted(node) as agent:
         registered(kubelet, GPU)
         assert len(healthy(kubelet, GPU)) == 8
         agent.wait(lambda: agent.health() == (200, []), "healthy")
@@ -49,7 +50,7 @@ def test_without_a_policy_every_gpu_is_offered_exclusively(node: Place, kubelet:
 
 
 def test_a_pod_gets_a_share_and_the_ledger_learns_whose_it_is(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         calls = registered(kubelet, SHARED).calls
         registered(kubelet, GPU)
         assert (len(ids(kubelet, SHARED)), len(ids(kubelet, GPU))) == (16, 4)
@@ -203,7 +204,7 @@ def test_a_config_map_swap_is_noticed(node: Place, kubelet: ScriptedKubelet) -> 
 
 
 def test_a_kubelet_that_restarts_gets_everything_again(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         registered(kubelet, SHARED)
         registered(kubelet, GPU)
         kubelet.registered.clear()
@@ -273,10 +274,19 @@ def test_the_helper_killed_is_replaced_and_nothing_is_interrupted(
 def test_a_bad_policy_ends_the_agent_before_anything_is_registered(
     node: Place, kubelet: ScriptedKubelet, policy: str, code: int
 ) -> None:
-    found, log = run_to_end(node, policy=policy)
-    assert found == code
-    assert str(node.policy) in log
+    with (
+        pytest.raises(PartageError, match=re.escape(str(node.policy))) as refused,
+        hosted(node, policy=policy),
+    ):
+        pass
+    assert refused.value.exit_code == code
     assert kubelet.registered == []
+
+
+def test_an_agent_that_ends_by_itself_says_why_and_has_its_errors_exit_code(node: Place) -> None:
+    code, log = run_to_end(node, policy=native("{select: {index: [8]}, exclusive: {}}"))
+    assert code == 3
+    assert str(node.policy) in log
 
 
 def test_the_last_good_policy_stands_in_for_a_bad_one_at_the_start(

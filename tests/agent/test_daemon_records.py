@@ -30,6 +30,7 @@ class RealDaemons(SimulatedHardware):
     """A simulated node whose MPS daemons are processes, as the helper starts and finds them."""
 
     keeper: MpsKeeper
+    keeper_dir: Path
 
     async def daemons(self) -> tuple[DaemonState, ...]:
         return await observe_daemons(self.keeper)
@@ -57,28 +58,33 @@ async def hardware() -> AsyncIterator[RealDaemons]:
     """Two MIG devices on GPU 0, each with a daemon."""
     with tempfile.TemporaryDirectory(prefix="partage-", dir="/tmp") as directory:
         hardware = RealDaemons(load_machine("h100-sxm5-80gb"))
-        hardware.keeper = MpsKeeper(Path(directory, "run"), Path(directory))
+        hardware.keeper_dir = Path(directory, "run")
+        hardware.keeper = MpsKeeper(hardware.keeper_dir, Path(directory))
         await apply(hardware, PLAIN)
         devices = (await hardware.observe()).gpus[0].mig_devices
         install_programs(Path(directory, "usr/bin"), MpsNode({one.uuid: 40 * GIB for one in devices}))
         try:
             await apply(hardware, SHARED)
-            for record in Path(directory, "run/mps").glob("*/daemon.json"):
-                record.unlink()
             yield hardware
         finally:
             for device in devices:
                 await hardware.keeper.stop(device.uuid, force=True)
 
 
-async def test_daemons_of_mig_devices_are_stopped_when_nothing_needs_them(hardware: RealDaemons) -> None:
-    await apply(hardware, PLAIN)
-    assert await hardware.daemons() == ()
+def lose_records(hardware: RealDaemons) -> None:
+    for record in hardware.keeper_dir.glob("mps/*/daemon.json"):
+        record.unlink()
 
 
-async def test_daemons_of_mig_devices_that_are_needed_are_started_again(hardware: RealDaemons) -> None:
+async def test_daemons_without_records_are_started_again_and_stopped_when_nothing_needs_them(
+    hardware: RealDaemons,
+) -> None:
+    lose_records(hardware)
     before = {one.pid for one in await hardware.daemons()}
     await apply(hardware, SHARED)
     after = await hardware.daemons()
     assert [one.phase for one in after] == [DaemonPhase.SERVING] * 2
     assert before.isdisjoint({one.pid for one in after})
+    lose_records(hardware)
+    await apply(hardware, PLAIN)
+    assert await hardware.daemons() == ()

@@ -180,6 +180,10 @@ def states(keeper: MpsKeeper) -> dict[str, DaemonState]:
     return {one.device: one for one in asyncio.run(keeper.states())}
 
 
+def pids(keeper: MpsKeeper) -> dict[str, int | None]:
+    return {device: daemon.pid for device, daemon in states(keeper).items()}
+
+
 def test_mps_on_a_real_node_has_daemons_that_outlive_the_agent_and_end_with_the_policy(
     node: Place, driver: StubNode, kubelet: ScriptedKubelet, keeper: MpsKeeper
 ) -> None:
@@ -215,6 +219,7 @@ def test_mps_on_a_real_node_has_daemons_that_outlive_the_agent_and_end_with_the_
     assert not states(keeper)
 
 
+@pytest.mark.real
 def test_whatever_is_killed_compute_modes_and_directories_end_as_the_policy_says(
     node: Place, driver: StubNode, kubelet: ScriptedKubelet, keeper: MpsKeeper
 ) -> None:
@@ -222,13 +227,13 @@ def test_whatever_is_killed_compute_modes_and_directories_end_as_the_policy_says
     policy, root = native("{select: {index: [0, 1]}, mps: {replicas: 4}}"), f"--driver-root={driver.root}"
     with running(spawn(node, root, machine=REAL, policy=policy)) as agent:
         agent.wait(lambda: len(healthy(kubelet, SHARED)) == 8, "shares with their daemons", LONG_S)
-        standing = states(keeper)
+        standing = pids(keeper)
         helper = agent.wait(agent.helper_pid)
         os.kill(helper, signal.SIGKILL)
         agent.wait(lambda: agent.helper_pid() not in (None, helper), "another helper", LONG_S)
         agent.wait(lambda: agent.health()[0] == 200 and len(healthy(kubelet, SHARED)) == 8, "well", LONG_S)
-        assert states(keeper) == standing, "a daemon went with the helper"
-        for pid in (agent.helper_pid(), standing[driver.uuid(0)].pid, agent.pid):
+        assert pids(keeper) == standing, "a daemon went with the helper"
+        for pid in (agent.helper_pid(), standing[driver.uuid(0)], agent.pid):
             os.kill(pid or 0, signal.SIGKILL)
         agent.finish()
     with running(spawn(node, root, machine=REAL, policy=native())) as agent:

@@ -1,6 +1,6 @@
 """A file that a person names is read once, within a limit, and nobody waits for a pipe that none writes to.
 
-The command runs as a program of its own, so that one that waits is ended, and is seen.
+A verb that waits is ended by pytest-timeout. The agent runs as a program of its own: it starts its helper.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from partage.cli.main import run
 
 LIMIT_S = 60.0
 PARTAGE = [sys.executable, "-m", "partage"]
@@ -84,13 +86,28 @@ def partage(folder: Path, words: str, **more: object) -> subprocess.CompletedPro
 OTHERS = [(verb, name) for verb in ("a policy to check", "a certificate") for name in ("zero", "socket")]
 
 
+@pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize(("verb", "name"), [*((verb, "pipe") for verb in VERBS), *OTHERS])
-def test_it_is_wrong_input_said_at_once(folder: Path, verb: str, name: str) -> None:
-    answer = partage(folder, VERBS[verb].format(f"{name}.yaml"))
-    assert answer.returncode == 2, answer
-    said = [line for line in (answer.stdout + answer.stderr).splitlines() if "not a regular file" in line]
-    assert said, answer
-    assert "Traceback" not in answer.stderr
+def test_it_is_wrong_input_said_at_once(
+    folder: Path,
+    verb: str,
+    name: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = VERBS[verb].format(f"{name}.yaml")
+    if words.startswith("agent "):
+        answer = partage(folder, words)
+        code, said = answer.returncode, answer.stdout + answer.stderr
+    else:
+        for variable in [name for name in os.environ if name.startswith("KUBE")]:
+            monkeypatch.delenv(variable)
+        monkeypatch.chdir(folder)
+        code = run(shlex.split(words))
+        said = "".join(capfd.readouterr())
+    assert code == 2, said
+    assert "not a regular file" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("verb", ["a policy to check", "a policy to plan", "a trace of memory"])

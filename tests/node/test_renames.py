@@ -11,10 +11,11 @@ from partage.model.pod import Container, Pod
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import native, place
+from tests.examples import examples
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.world import World
 
-RENAMES = 60
+RENAMES = examples(60)
 TRAIN = Pod("default", "train", (Container("main", {"nvidia.com/first": 1}),))
 
 

@@ -26,6 +26,7 @@ SEEN, CONTRADICTED, NOT_HERE = "seen", "contradicted", "not-possible-here"
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="settings of a GPU are root's")
 
 
+@pytest.mark.real
 def test_what_only_looks_sees_what_the_driver_says(machine: Machine):
     machine.run("--only", LOOKS)
     found = machine.findings()

@@ -28,6 +28,7 @@ from partage.plan.serve.allocate_response import AllocateResponder
 from tests.edges.cdi.conftest import inventory_of
 from tests.edges.hardware.stub import StubNode
 
+pytestmark = pytest.mark.real
 PROGRAMS = Path(__file__).parents[3] / "build" / "cluster"
 POLICY = "version: partage/v1\ngpus: [{select: all, time-slicing: {replicas: 2}}]\n"
 CONFIG = """\

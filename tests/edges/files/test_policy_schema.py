@@ -21,7 +21,7 @@ from partage.edges.files.native import RESOURCES
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError
 from tests.edges.files.policy_texts import NATIVE, STRANGERS, places, removed, replaced
-from tests.examples import examples
+from tests.examples import examples, some
 
 ROOT = Path(__file__).parents[3]
 
@@ -113,11 +113,14 @@ def fields_read(reader: Reader[Any]) -> list[FieldInfo]:
     return [infos[name] for name in reader.only]
 
 
-@pytest.mark.parametrize("path", list(places(NATIVE)), ids=str)
+PLACES = list(places(NATIVE))
+
+
+@pytest.mark.parametrize("path", PLACES, ids=str)
 def test_a_wrong_type_at_any_key_is_refused_by_the_reader_wherever_the_schema_refuses_it(
     path: tuple[str | int, ...],
 ) -> None:
-    for stranger in STRANGERS:
+    for stranger in some(STRANGERS, PLACES.index(path)):
         document = replaced(NATIVE, path, stranger)
         if not by_schema(document):
             assert not by_reader(document), stranger

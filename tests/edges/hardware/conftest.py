@@ -23,6 +23,7 @@ from partage.model.ids import ContainerId
 from partage.sim.node.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
+from tests.compiled import compiled
 from tests.edges.hardware.stub import StubNode
 
 SOURCE = Path(__file__).with_name("nvml_stub.c")
@@ -35,10 +36,12 @@ def compiled_stub(folder: Path) -> Path:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
-    library = folder / "libnvidia-ml.so.1"
     flags = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-O1", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([compiler, *flags, "-o", library, SOURCE], check=True)
-    return library
+    return compiled(
+        folder / "libnvidia-ml.so.1",
+        [SOURCE, Path(__file__)],  # the flags stand here
+        lambda library: subprocess.run([compiler, *flags, SOURCE, "-o", library], check=True),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -168,24 +171,20 @@ needs_gpu = [
     pytest.mark.skipif(not _real_library(), reason="this machine has no NVIDIA driver"),
 ]
 
-SUBJECTS = [
+_OURS = [
     "simulation",
     "simulation behind a socket",
-    "simulation in a helper process",
+    # What only a process can do is in ``test_remote.py``.
+    pytest.param("simulation in a helper process", marks=pytest.mark.real),
     "NVML stand-in",
+]
+SUBJECTS = [
+    *_OURS,
     "NVML stand-in in a helper process",
     pytest.param("NVML", marks=needs_gpu),
     pytest.param("NVML in a helper process", marks=needs_gpu),
 ]
-
-
-ACTING_SUBJECTS = [
-    "simulation",
-    "simulation behind a socket",
-    "simulation in a helper process",
-    "NVML stand-in",
-    "NVML stand-in in a helper process",
-]
+ACTING_SUBJECTS = [*_OURS, pytest.param("NVML stand-in in a helper process", marks=pytest.mark.real)]
 """Those on which MIG is changed. Never real GPUs, which may be in use."""
 
 

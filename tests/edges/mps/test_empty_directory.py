@@ -132,14 +132,18 @@ def deep(folder: Path, levels: int) -> None:
     os.close(handle)
 
 
+# A path of 4,096 bytes has 2,047 such folders.
+DEPTH = 2100
+
+
 def test_no_depth_is_too_deep(tmp_path: Path):
     paths = DaemonPaths(tmp_path / "GPU-1")
     for written in (paths.pipe, paths.shm):
         written.mkdir(parents=True)
-        deep(written, 3000)
+        deep(written, DEPTH)
     empty_directories(paths)
     assert [*paths.pipe.iterdir(), *paths.shm.iterdir()] == []
-    deep(paths.pipe, 3000)
+    deep(paths.pipe, DEPTH)
     remove_directories(paths)
     assert not paths.home.exists()
 

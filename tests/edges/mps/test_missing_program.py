@@ -31,7 +31,7 @@ def _next_image(subject: Subject) -> DaemonKeeper:
     return MpsKeeper(subject.run_dir, image)
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("protocol", [pytest.param(2, marks=pytest.mark.real), 3])
 async def test_a_daemon_whose_image_is_gone_is_replaced_when_its_clients_have_left(
     simulated: Subject, protocol: int
 ):

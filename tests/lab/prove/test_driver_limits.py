@@ -148,7 +148,7 @@ async def test_both_sources_are_asked_as_for_a_container():
         await counted_memory(hardware, at)
 
 
-@pytest.mark.parametrize("backend", ["misc", "dmem"])
+@pytest.mark.parametrize("backend", ["misc", pytest.param("dmem", marks=pytest.mark.real)])
 def test_a_simulated_machine_is_attacked_too(capsys, tmp_path, backend):
     policy, machine = tmp_path / "policy.yaml", tmp_path / "machine.yaml"
     policy.write_text(POLICY)

@@ -26,6 +26,7 @@ TWO_DEVICES, ONE_DEVICE = SetMig(0, (HALF, HALF)), SetMig(0, (HALF,))
 GUARD = "guard: true\n    time-slicing: {replicas: 4}"
 
 
+@pytest.mark.real
 @EXCLUSIVE_PROCESS
 def test_a_guarded_share_keeps_what_it_promises(real):
     real.starts_daemon()

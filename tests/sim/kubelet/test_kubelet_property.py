@@ -20,6 +20,7 @@ from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pods import ContainerState, PodPhase, PodStatus
 from tests.edges.kubelet.shelf import Shelf
+from tests.examples import examples
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 REQUESTS = st.dictionaries(st.sampled_from([GPU, SHARED]), st.integers(0, 3), max_size=2)
@@ -207,4 +208,4 @@ class Node(RuleBasedStateMachine):
 
 
 TestNode = Node.TestCase
-TestNode.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestNode.settings = settings(max_examples=examples(15), stateful_step_count=20, deadline=None)

@@ -12,6 +12,7 @@ import pytest
 from tests.edges.cdi.limit_hook.node import CgroupNode, Kept, kept_limits
 from tests.edges.hardware.stub import StubNode
 
+pytestmark = pytest.mark.real  # it is compiled with Slurm's headers
 TREE = f"/partage-test-spank-{os.getpid()}"
 JOB, STEP, LEAF = f"{TREE}/job_71", f"{TREE}/job_71/step_0/slurm", f"{TREE}/job_71/step_0/user/task_0"
 GPU, OTHER = StubNode.uuid(0), StubNode.uuid(1)

@@ -16,6 +16,7 @@ from tests.slurm.lab import BUILDS, Build
 from tests.slurm.limits.lab import LimitLab, built_plugin
 
 pytestmark = [
+    pytest.mark.real,
     pytest.mark.skipif(os.getuid() != 0, reason="cgroups take root"),
     pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare"),
 ]

@@ -19,6 +19,7 @@ from tests.edges.cdi.limit_hook.node import Kept, kept_limits
 from tests.edges.cdi.test_containerd import Containerd, busybox_image, running
 from tests.edges.hardware.stub import StubNode
 
+pytestmark = pytest.mark.real
 GPU, OTHER = StubNode.uuid(0), StubNode.uuid(1)
 NAME = ResourceName("nvidia.com/gpu.shared")
 LIMITS = limit_set([DriverLimit(GPU, 8 * GIB), DriverLimit(OTHER, 3 * GIB)], NAME)

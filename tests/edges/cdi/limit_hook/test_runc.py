@@ -18,6 +18,7 @@ from tests.edges.cdi.limit_hook.node import GROUP, PROGRAM, Kept, Runc, built_ho
 from tests.edges.hardware.stub import StubNode
 from tests.nvidia.packages import toolkit
 
+pytestmark = pytest.mark.real
 GPU, OTHER = str(StubNode.uuid(0)), str(StubNode.uuid(1))
 GIB = 1 << 30
 
