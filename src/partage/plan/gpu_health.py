@@ -70,18 +70,15 @@ def _events(gpu: GpuUuid, node: KnownNode, news: HealthNews, in_hand: Container[
     if news.silent:
         yield Unresponsive(news.silent)
         return
+    conditions = [condition for condition in news.conditions or () if condition.gpu == gpu]
     if gpu in in_hand:
-        yield from (
-            condition
-            for condition in news.conditions or ()
-            if condition.gpu == gpu and condition.lost is None
-        )
+        yield from (condition for condition in conditions if condition.lost is None)
         return
     if news.fresh and node.inventory.gpu(gpu) is None:
         yield GpuCondition(gpu, lost=GONE)
     elif news.fresh and gpu in node.lost:
         yield GpuCondition(gpu, lost=node.lost[gpu])
-    yield from (condition for condition in news.conditions or () if condition.gpu == gpu)
+    yield from conditions
 
 
 def _located(xid: Xid, gpu: Gpu | None) -> Xid:
@@ -92,6 +89,6 @@ def _located(xid: Xid, gpu: Gpu | None) -> Xid:
 def _without_old_instances(gpu: GpuUuid, health: Health, node: KnownNode, news: HealthNews) -> Health:
     """Ids of GPU instances are reused: the health of instances that no longer exist is dropped."""
     observed = node.inventory.gpu(gpu) if news.fresh else None
-    if observed is None or not health.instances or gpu in node.lost:
+    if observed is None or gpu in node.lost:
         return health
     return keep_instances(health, frozenset(device.gi_id for device in observed.mig_devices))

@@ -70,6 +70,7 @@ ONE, CANARY = RolloutSettings(), RolloutSettings(canary={"pool": "test"})
             ),
             "at most 1 node",
         ),
+        (KnownFleet(ONE, (FREE, Slot("s-1", "n2", "p", "r1"))), "at most 1 node"),
         (KnownFleet(CANARY, (FREE,)), "no node that has an agent"),
         (KnownFleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r1", done=True),)), "change first"),
         (KnownFleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r2", done=False),)), "change first"),
@@ -107,6 +108,8 @@ SETTLED, CHANGING, FAILED = NodeProgress.SETTLED, NodeProgress.CHANGING, NodePro
         (Standing("p", "r2", "r3", True, FAILED, why="GPU 0"), False, ""),
         (Standing("p", "r1", "r1", False, SETTLED), False, ""),  # the edit was taken back
         (Standing("p", "r1", "r3", True, SETTLED), False, ""),
+        (Standing("p", "r1", "r3", True, CHANGING), False, ""),
+        (Standing("p", "r1", "r3", False, SETTLED, refused="no GPU 7"), False, ""),
     ],
 )
 def test_a_slot_is_held_while_the_node_changes(standing: Standing, kept: bool, failure: str) -> None:
@@ -140,6 +143,21 @@ def test_a_canary_has_all_labels_that_are_named(
     canary: dict[str, str], labels: dict[str, str], first: bool
 ) -> None:
     assert RolloutSettings(canary=canary).is_canary(labels) is first
+
+
+def test_a_slot_that_is_held_and_not_renewed_is_due_once() -> None:
+    fleet = KnownFleet(ONE, (OTHER, Slot("s-1")), {**SEEN, "s-1": Sighting(("", ""), 950.0)})
+    assert fleet.next_due_s(1000.0) == 950.0 + LEASE_S
+    assert fleet.next_due_s(950.0 + LEASE_S) is None
+    assert KnownFleet(ONE, (OTHER,)).next_due_s(1000.0) is None, "it was not seen yet"
+    assert KnownFleet(ONE, (Slot("s-1"),), fleet.sightings).next_due_s(951.0) is None
+
+
+def test_a_slot_that_was_renewed_is_seen_anew() -> None:
+    renewed = replace(OTHER, version="2")
+    assert next_sightings(SEEN, [OTHER], 1000.0) == SEEN
+    assert next_sightings(SEEN, [renewed], 1000.0) == {"s-0": Sighting(("n2", "2"), 1000.0)}
+    assert next_sightings({}, [OTHER], 1000.0) == {"s-0": Sighting(("n2", "1"), 1000.0)}
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "2x", "1000", "²"])

@@ -159,3 +159,51 @@ SHARED = "gpus: [{select: all, time-slicing: {replicas: 2}}]"
 def test_what_disturbs_a_node(text: str, disturbed: bool) -> None:
     assert disturbs(desired(SHARED), desired(text)) is disturbed
     assert disturbs(desired(text), desired(SHARED)) is disturbed
+
+
+def test_only_a_policy_that_never_fitted_is_refused() -> None:
+    no_gpu = held(PolicyReason.DOES_NOT_FIT, "no GPU 7")
+    assert "no GPU 7" in standing_of(on(no_gpu, Phase.SETTLED)).refused
+    for policy in (
+        held(PolicyReason.WRONG, "a typo"),
+        replace(no_gpu, wanted="r1"),
+        replace(no_gpu, wanted=""),
+    ):
+        assert standing_of(on(policy, Phase.SETTLED)).refused == ""
+
+
+@pytest.mark.parametrize(
+    ("policy", "let_go", "accepted"),
+    [
+        (held(PolicyReason.DOES_NOT_FIT, "no GPU 7"), "r2", True),
+        (held(PolicyReason.DOES_NOT_FIT, "no GPU 7"), "r3", False),
+        (held(PolicyReason.WRONG, "a typo", ""), "", False),
+        (IN_FORCE, "r2", False),
+    ],
+)
+def test_a_person_takes_note_of_the_failure_of_one_revision(
+    policy: PolicyReport, let_go: str, accepted: bool
+) -> None:
+    assert note_of(on(policy, Phase.SETTLED, Phase.SETTLED), let_go).accepted is accepted
+
+
+def test_a_node_behind_a_failed_one_says_that_the_rollout_has_stopped() -> None:
+    assert note_of(on(held(PolicyReason.ROLLOUT_STOPPED, "n2 failed"), Phase.SETTLED), "").stopped
+    assert not note_of(on(held(PolicyReason.ROLLOUT_WAITS, "its turn"), Phase.SETTLED), "").stopped
+
+
+def test_a_canary_counts_with_the_revision_that_it_wants_or_has() -> None:
+    note = note_of(on(IN_FORCE, Phase.SETTLED, Phase.SETTLED), "")
+    assert canary_of("c", replace(note, wanted="r3")) == CanaryNode("c", "a", "r3", done=True)
+    assert canary_of("c", replace(note, wanted="")) == CanaryNode("c", "a", "r2", done=True)
+
+
+def test_a_gpu_that_comes_or_goes_disturbs() -> None:
+    text = "version: partage/v1\n"
+    inventory = load_machine("2xh100-sxm5-80gb").inventory
+    both = resolve(parse_policy(text, "p.yaml").policy, inventory, geometry_of)
+    gpu = inventory.gpus[0].uuid
+    fewer = replace(both, offer={gpu: both.offer[gpu]})
+    assert disturbs(both, fewer)
+    assert disturbs(fewer, both)
+    assert not disturbs(both, both)

@@ -180,8 +180,8 @@ def _slot(wish: Wish, fleet: KnownFleet, settings: RolloutSettings, now_s: float
         if free is not None:
             return free
     for slot in usable:
-        # A newer edit of the same policy does not wait for an agent that has gone.
-        if slot.policy == wish.policy and slot.revision != wish.revision and fleet.silent(slot, now_s):
+        # A newer edit of the same policy does not wait for an agent that has gone; at the same one it stops.
+        if slot.policy == wish.policy and fleet.silent(slot, now_s):
             return slot
     return _waits(f"it waits for its turn: at most {count_of(settings.max_changing, 'node')} at once")
 
