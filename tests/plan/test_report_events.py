@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from partage.model.gpu_use import LeftProcess
 from partage.model.health import HealthState, HealthStatus
-from partage.model.ids import GpuUuid, ResourceName, ShareId
+from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, ShareId
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.strategy import Strategy
 from partage.plan.reconcile.known_node import UNSEEN
@@ -108,6 +109,16 @@ def test_a_change_of_strategy_is_told_with_both() -> None:
     now = replace(FIRST, gpus=(replace(ONE, strategy=Strategy.MPS),))
     [one] = diff_reports(FIRST, now)
     assert (one.event, one.facts["from"], one.facts["to"]) == ("gpu changed", "exclusive", "mps")
+
+
+def test_processes_that_are_left_of_a_hold_are_told_once() -> None:
+    left = LeftProcess(PodUid("uid"), ContainerId("3f" * 32), 4711)
+    held = LedgerEntry(GPU, ShareId("GPU-a"), Certainty.OBSERVED, (), 0.0)
+    running = replace(FIRST, entries=(held,))
+    ending = replace(FIRST, entries=(replace(held, left=(left,)),))
+    assert events(FIRST, running) == []
+    assert events(running, ending) == [("processes left", True)]
+    assert events(ending, replace(ending, made=ReportTime(5.0, 5.0, 2, 0.0))) == []
 
 
 @pytest.mark.parametrize(

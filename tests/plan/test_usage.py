@@ -126,6 +126,9 @@ def test_what_is_counted_for_the_cgroup_of_a_job_needs_no_process() -> None:
     found = usage_of(samples(row(1, GIB, SLUID)), {}, grants(), counted=counted)
     used = {job.job: (job.amount.used_bytes, job.amount.processes) for job in found.jobs}
     assert used == {"s5K1KKYAYG5D00": (5 * GIB, 1), "78": (GIB, 0)}
+    nothing = {LimitAt(ContainerId("s5K1KKYAYG5D00"), GPU): 0}
+    (job,) = usage_of(samples(row(1, GIB, SLUID)), {}, grants(), counted=nothing).jobs
+    assert job.amount.used_bytes == 0, "the driver's figure counts"
     assert found.containers == ()
 
 

@@ -28,7 +28,7 @@ LONGEST_VALUE = 63
 
 _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9\-_. ]")
 _EDGES = "-_. "
-_PCI_MODES = {0x030000: "graphics", 0x030200: "compute"}
+_PCI_MODES: dict[int | None, str] = {0x030000: "graphics", 0x030200: "compute"}
 
 
 def node_labels(
@@ -177,7 +177,7 @@ def _architecture(gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
         yield "gpu.compute.minor", str(minor)
         if family := _common(map(_family, gpus)):
             yield "gpu.family", family
-    yield "gpu.mode", _common(_PCI_MODES.get(gpu.pci_class or 0, "unknown") for gpu in gpus) or "unknown"
+    yield "gpu.mode", _common(_PCI_MODES.get(gpu.pci_class, "unknown") for gpu in gpus) or "unknown"
 
 
 def _sharing(offers: Sequence[DeviceOffer], gpus: Sequence[Gpu], options: Options) -> _Sharing:
@@ -216,7 +216,7 @@ def _single(node: _LabelledNode) -> Iterator[tuple[str, str]]:
     """MIG strategy ``single``: the labels of GPUs are those of the MIG devices, if all are of one kind."""
     gpus = node.inventory.gpus
     profiles = {device.profile for gpu in gpus for device in gpu.mig_devices}
-    if len(profiles) == 1 and all(gpu.mig_enabled and gpu.mig_devices for gpu in gpus):
+    if len(profiles) == 1 and all(gpu.mig_devices for gpu in gpus):
         yield from _profile("gpu", profiles.pop(), node)
         return
     yield "gpu.count", "0"

@@ -234,8 +234,11 @@ def test_a_container_that_was_away_is_another_run_and_one_that_was_not_looked_at
     keeper = HistoryKeeper("node-a", STEP_S)
     keeper.begin("d")
     keeper.add(START_S, [used], NodeUse(), Samples())
-    for step in range(1, round(ENDED_AFTER_S / STEP_S) + 3):
+    last = round(ENDED_AFTER_S / STEP_S)
+    for step in range(1, last + 1):
         keeper.add(START_S + step * STEP_S, [], NodeUse(), Samples())
+    assert keeper.running
+    keeper.add(START_S + (last + 1) * STEP_S, [], NodeUse(), Samples())
     assert not keeper.running
     keeper.add(START_S + 7200, [used], NodeUse(), Samples())
     keeper.add(START_S + 14_400, [used], NodeUse(), Samples())
@@ -424,3 +427,12 @@ def test_a_container_that_uses_two_devices_is_one_run_in_samples_too() -> None:
 def test_jobs_of_a_user_whose_names_are_not_known_are_one_workload() -> None:
     assert workload_of_job("alice", "train") == "slurm:alice/train"
     assert workload_of_job("alice", "") == "slurm:alice/*"
+
+
+def test_while_the_clock_is_set_back_the_longest_run_still_says_whether_it_grows() -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    for step in range(20):
+        keeper.add(START_S + STEP_S if step else START_S, [point("r", 1 + step)], NodeUse(), Samples())
+    (row,) = keeper.day().workloads
+    assert row.growing

@@ -320,6 +320,14 @@ def test_a_layout_on_a_model_without_known_placements_is_not_plannable_offline()
     assert "not plannable offline" in problem.message
 
 
+def test_a_layout_on_a_model_whose_profiles_have_no_known_places_is_not_plannable_offline() -> None:
+    known = geometry_of(gpu(0))
+    assert known is not None
+    placeless = replace(known, profiles=tuple(replace(spec, starts=()) for spec in known.profiles))
+    with pytest.raises(Unsatisfiable, match="not plannable offline"):
+        assign(native("{select: all, mig: {layout: [1g.10gb]}}"), node(gpu(0)), lambda _: placeless)
+
+
 def test_a_live_layout_needs_no_known_placements() -> None:
     unknown = replace(with_devices(gpu(0), "1g.10gb"), product="NVIDIA X900", pci_device_id="0x999910de")
     assert rows(lay(native("{select: all, mig: {layout: [1g.10gb]}}"), node(unknown)))[0][0] == "0:0"
@@ -763,7 +771,7 @@ def test_gpus_are_named_in_runs(indexes: list[int], text: str) -> None:
         ("", "", True), ("", "a", False), ("a", "a", True), ("a", "ab", False), ("*", "", True),
         ("a*", "ab", True), ("*b", "ab", True), ("a*b", "ab", True), ("a*b*c", "axbxc", True),
         ("a*b*b", "ab", False), ("ab*ba", "aba", False), ("a.c", "abc", False), ("[a]", "a", False),
-        ("*a*", "bab", True),
+        ("*a*", "bab", True), ("*a*", "abb", True),
     ],
 )  # fmt: skip
 def test_only_the_star_is_special_and_both_ends_are_anchored(pattern: str, text: str, matches: bool) -> None:

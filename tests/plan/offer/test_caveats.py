@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ToolkitConfig
-from partage.plan.offer.caveats import caveats
+from partage.plan.offer.caveats import caveats, on_demand
 from partage.plan.offer.desired import resolve
 from tests.plan.offer.test_assign import with_devices
 from tests.plan.offers import gpu, node
@@ -95,3 +95,11 @@ def test_the_toolkits_refusal_is_told_with_what_was_seen():
 def test_a_refusal_by_which_no_container_gets_a_gpu_is_told(ways, mounts, said):
     found = of_toolkit(ToolkitConfig(CONFIG, False, True, mounts), ways)
     assert [said in one.sentence for one in found] == ([True] if said else [])
+
+
+def test_entries_that_are_made_on_demand_are_listed():
+    text = (
+        "{select: {index: 0}, via: claims, mig: {on-demand: true}}, {select: rest, mig: {layout: [1g.10gb]}}"
+    )
+    policy = parse_policy(f"version: partage/v1\ngpus: [{text}]", "p.yaml").policy
+    assert on_demand(policy) == ("gpus[0]",)

@@ -19,12 +19,22 @@ from partage.model.driver_limit import (
     LimitWay,
 )
 from partage.model.gpu import Gpu
-from partage.model.policy import MemoryUnits, Policy, SharingClient, TimeSlicing
+from partage.model.policy import (
+    AllDevices,
+    Exclusive,
+    GpuEntry,
+    MemoryUnits,
+    Mps,
+    Policy,
+    Sharing,
+    SharingClient,
+    TimeSlicing,
+)
 from partage.model.share import DeviceOffer, Guarantee, driver_limits
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.caveats import caveats
 from partage.plan.offer.desired import DesiredState, resolve
-from partage.plan.offer.driver_limits import why_unlimited
+from partage.plan.offer.driver_limits import wants_limits, why_unlimited
 from partage.units import GIB, MIB
 from tests.plan.offers import assignment, gpu, node, target
 
@@ -41,6 +51,14 @@ def offered(sharing: TimeSlicing, of: Gpu, *, mig: int | None = None, **more: ob
         assignment(target(of, sharing, mig=mig, **more)), node(of, driver="615.71.09"), Policy(source="p")
     )
     return [row for rows in offer.values() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "wanted"), [(FOUR, True), (TimeSlicing(4), False), (Exclusive(), False), (Mps(2), False)]
+)
+def test_only_a_policy_with_the_word_wants_limits(sharing: Sharing, wanted: bool) -> None:
+    entries = tuple(GpuEntry("gpus[0]", AllDevices(), kind) for kind in (Exclusive(), sharing))
+    assert wants_limits(Policy(entries)) is wanted
 
 
 def test_equal_shares_are_hard_where_the_node_can() -> None:

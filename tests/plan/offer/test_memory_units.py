@@ -52,6 +52,12 @@ def problems(error: type[PartageError], sharing: Sharing, *gpus: Gpu) -> str:
     return "\n".join(f"{one.path}: {one.message}; {one.hint}" for one in caught.value.problems)
 
 
+@pytest.mark.parametrize("placement", UnitPlacement)
+def test_units_are_spread_where_the_policy_says_so(placement: UnitPlacement) -> None:
+    (row,) = resolved(TimeSlicing(0, units=MemoryUnits(GIB, placement)), gpu(0)).offer[gpu(0).uuid]
+    assert row.spread is (placement is UnitPlacement.SPREAD)
+
+
 CARDS = [gpu(0, memory_bytes=24 * GIB), gpu(1, memory_bytes=81_559 * MIB), gpu(2, memory_bytes=15 * GIB)]
 
 

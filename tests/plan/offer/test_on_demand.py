@@ -26,6 +26,7 @@ from partage.model.step import (
 )
 from partage.model.strategy import Strategy, Via
 from partage.plan.offer.desired import DesiredState, resolve
+from partage.plan.offer.on_demand import foreign_places
 from partage.plan.reconcile.blocked import Blocked
 from partage.plan.reconcile.mig_plan import GpuMigPlan, plan_mig
 from partage.units import GIB
@@ -119,6 +120,8 @@ def test_a_part_turns_mig_mode_on_and_is_made_where_the_claim_has_it() -> None:
 def test_a_claim_for_all_of_it_turns_mig_mode_off() -> None:
     made = steps(ON, GpuDemand(whole=True))
     assert [type(one) for one in made[:1]] == [SetMigMode]
+    assert offered(ON, GpuDemand(whole=True)) == [(None, False)]
+    assert wants(ON, GpuDemand(whole=True)).pending == {ON.uuid: "MIG mode has to be turned off"}
     assert offered(OFF, GpuDemand(whole=True)) == [(None, False)]
     assert steps(OFF, GpuDemand(whole=True)) == ()
 
@@ -127,6 +130,18 @@ def test_what_is_foreign_keeps_mig_mode_on_and_is_no_offer() -> None:
     there = live("2g.20gb@2")
     assert steps(there, GpuDemand()) == steps(there, GpuDemand(whole=True)) == ()
     assert offered(there, GpuDemand(whole=True)) == offered(there, GpuDemand()) == []
+
+
+def test_places_of_what_was_made_for_no_claim_are_foreign() -> None:
+    there = live("1g.10gb@0", "1g.10gb@6")
+    ended, wanted = GpuDemand(made=(item("1g.10gb@6"),)), GpuDemand(parts=(item("1g.10gb@0"),))
+    assert [*foreign_places(there, ended)] == [Placement(0, 1)]
+    assert [*foreign_places(there, wanted)] == [Placement(6, 1)]
+    unplaced = replace(there, mig_devices=tuple(replace(one, placement=None) for one in there.mig_devices))
+    assert [*foreign_places(unplaced, ended)] == []
+    empty = replace(ON, empty_instances=(EmptyInstance(5, "2g.20gb", Placement(2, 2)),))
+    assert [*foreign_places(empty, ended)] == [Placement(2, 2)]
+    assert [*foreign_places(empty, GpuDemand(made=(item("2g.20gb@2"),)))] == []
 
 
 def test_an_empty_instance_of_somebody_else_stops_every_change() -> None:

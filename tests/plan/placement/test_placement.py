@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.plan.placement.baselines import BestFit, Fgd, Fragments
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType, mix_of, prices
@@ -49,6 +50,21 @@ def test_pods_that_may_not_have_a_model_do_not_fill_its_holes() -> None:
 
 def test_the_first_gpus_that_are_just_free_enough_are_taken() -> None:
     assert first_fit(EIGHT, [*([1000, 999] * 8)]) == tuple(range(0, 16, 2))
+
+
+def test_of_gpus_with_as_much_left_one_is_a_choice() -> None:
+    assert [*choices(HALF, [1000, 400, 1000, 500])] == [(0,), (3,)]
+
+
+def test_a_pod_fits_where_its_model_is() -> None:
+    named = replace(HALF, models=frozenset({"a"}))
+    assert room(1000, model="a").fits(named)
+    assert not room(1000, model="b").fits(named)
+
+
+def test_pods_are_drawn_until_they_ask_for_just_more_than_all() -> None:
+    assert len(drawn_pods(mix_of([WHOLE]), [room(*[1000] * 8)] * 125, 0)) == 1300
+    assert drawn_pods(mix_of([WHOLE]), [room(0)], 0) == drawn_pods(mix_of([CPU]), [room(1000)], 0) == []
 
 
 def test_pods_without_gpus_can_use_none() -> None:
@@ -108,6 +124,7 @@ def test_the_published_scores() -> None:
     fgd = Fgd(mix_of([HALF, WHOLE]))
     # 500 less that a whole pod, every second one, cannot use: 100 / (1 + exp(-0.25)).
     assert fgd.best(HALF, room(500, 1000)) == (56, (0,))
+    assert fgd.best(HALF, room(1000, 500)) == (56, (1,))
     assert fgd.best(HALF, room(1000))[0] < 50 < fgd.best(HALF, room(500))[0]
 
 

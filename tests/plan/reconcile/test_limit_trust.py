@@ -223,7 +223,7 @@ def test_an_init_container_that_ended_unseen_counts_as_one_that_may_have():
     assert node.then(after_s=100) == "", "told apart once and for all"
     node = Node(sets=False)
     node.then(entries=held, names=names, tenants=[tenant(A)])
-    node.then(after_s=UNSEEN_S)
+    assert "ended before it was seen" in node.then(after_s=UNSEEN_S), "without clients, too"
     assert node.trust.to_set == {GPU}
 
 
@@ -265,7 +265,9 @@ def test_commands_logs_and_old_directories_are_doubts_of_their_own():
         ({"multi_user": False}, "users: single"),
     ):
         node = Node()
-        assert words in node.then(daemons=(daemon(5, **change),))
+        doubt = node.then(daemons=(daemon(5, **change),))
+        assert words in doubt
+        assert "its clients of that time" not in doubt, "it is so now"
         assert node.trust.suspected[GPU].clients == {5}
         node = Node()
         assert "hostPID" in node.then(tenants=PipeTenants(unseen=NO_HOST_PIDS))

@@ -193,6 +193,35 @@ def test_phases(case, phase, reason, steps, ready) -> None:
     assert plan.gpus[inventory.gpus[1].uuid].phase is Phase.SETTLED, "the other GPU is not concerned"
 
 
+def test_a_time_slice_that_is_as_it_should_be_needs_nothing() -> None:
+    inventory = observe()
+    first = inventory.gpus[0].uuid
+    desired = desired_of(SHORT, inventory)
+    kept = snapshot(
+        inventory,
+        slices={**_defaults(inventory), first: Interval.SHORT},
+        served=serving(desired),
+        original={first: OriginalSettings(interval=Interval.DEFAULT)},
+    )
+    assert plan_node(desired, kept, geometry_of).settled
+    unknown = plan_node(desired, replace(kept, observed=replace(kept.observed, slices={})), geometry_of)
+    assert first_of(unknown) == (Phase.UNKNOWN, "its time slice is not known yet")
+
+
+def first_of(plan: NodePlan) -> tuple[Phase, str]:
+    return first(plan).phase, first(plan).reason
+
+
+def test_a_gpu_that_serves_nothing_and_is_held_is_not_known_as_what_was_given() -> None:
+    inventory = observe()
+    text, now = waiting_for_a_pod(inventory)
+    known_as = "it is not known as what they were given"
+    first_uuid = inventory.gpus[0].uuid
+    nothing = replace(now, served={**now.served, first_uuid: GpuServing(())})
+    assert known_as not in first(plan_node(desired_of(text, inventory), now, geometry_of)).reason
+    assert known_as in first(plan_node(desired_of(text, inventory), nothing, geometry_of)).reason
+
+
 def test_a_share_that_only_the_checkpoint_names_is_waited_for_with_that_reason() -> None:
     inventory = observe()
     text, now = waiting_for_a_pod(inventory)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from partage.model.geometry import Placement
+from partage.errors import DriverUnavailable, HardwareTimeout, PartageError
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
+from partage.model.layout import LayoutItem
+from partage.model.policy import DesiredMig
+from partage.model.step import CreateInstance, SetMigMode, Step
 from partage.plan.reconcile.mig_plan import live_layout
-from partage.plan.reconcile.rollback import ForeignPart, is_as_it_was
+from partage.plan.reconcile.rollback import ForeignPart, is_as_it_was, layouts_beside, perhaps_ours
 from tests.plan.offers import gpu
 
 WAS = gpu(0, migs=2)
@@ -41,3 +45,29 @@ THEIRS = ForeignPart(WAS.uuid, LEFT)
 )
 def test_a_gpu_is_as_it_was(now: Gpu, foreign: tuple[ForeignPart, ...], same: bool) -> None:
     assert is_as_it_was(now, live_layout(WAS), foreign) is same
+
+
+FAILED = CreateInstance(WAS.uuid, LEFT.profile, LEFT.placement)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "ours"),
+    [
+        (FAILED, HardwareTimeout("no answer"), True),
+        (FAILED, DriverUnavailable("it went"), True),
+        (FAILED, PartageError("refused"), False),
+        (SetMigMode(WAS.uuid, True), HardwareTimeout("no answer"), False),
+        (replace(FAILED, placement=Placement(3, 1)), HardwareTimeout("no answer"), False),
+    ],
+)
+def test_what_a_step_without_an_answer_may_have_made(step: Step, error: PartageError, ours: bool) -> None:
+    assert perhaps_ours(step, error, [THEIRS]) == (THEIRS if ours else None)
+
+
+def test_what_is_foreign_stays_beside_a_layout_that_comes_back() -> None:
+    device = ForeignPart(WAS.uuid, WAS.mig_devices[0])
+    on, off = DesiredMig((LayoutItem(MigProfile.parse("1g.10gb"), 5),)), DesiredMig(enabled=False)
+    (layout,) = layouts_beside({WAS.uuid: on}, [device, THEIRS]).values()
+    assert [str(item) for item in layout.items] == ["1g.10gb@5", "1g.10gb@0"]
+    assert layouts_beside({WAS.uuid: off}, [device]) == {WAS.uuid: off}
+    assert layouts_beside({}, [device]) == {}

@@ -26,6 +26,8 @@ def test_a_guarded_share_is_verified_by_daemon_mode_and_watchdog_together() -> N
     ("change", "seen"),
     [
         ({"phase": DaemonPhase.DEAD}, None),
+        ({"phase": DaemonPhase.DEAD, "limits": ClientLimits()}, None),
+        ({"phase": DaemonPhase.SILENT, "limits": ClientLimits()}, None),
         ({"phase": DaemonPhase.FAULT}, None),
         ({"limits": ClientLimits()}, Guarantee.NONE),
         ({"phase": DaemonPhase.STARTING, "limits": ClientLimits()}, Guarantee.NONE),
@@ -41,6 +43,15 @@ def test_what_the_daemon_does_not_hold_is_not_verified(change, seen) -> None:
     uuid = now.observed.node.inventory.gpus[0].uuid
     (share,) = desired.offer[uuid]
     assert verified_guarantee(share, observed, {uuid}, {}) is seen
+
+
+def test_a_share_that_promises_no_limit_of_the_daemons_is_seen_without_one() -> None:
+    desired, now = with_mps(observe())
+    (daemon,) = now.observed.daemons or ()
+    observed = replace(now.observed, daemons=(replace(daemon, limits=ClientLimits()),))
+    uuid = daemon.gpu
+    share = replace(desired.offer[uuid][0], guarantee=Guarantee.ADVISORY)
+    assert verified_guarantee(share, observed, {uuid}, {}) is Guarantee.ADVISORY
 
 
 def test_in_another_compute_mode_a_tenant_can_go_past_the_daemon() -> None:

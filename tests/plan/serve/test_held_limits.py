@@ -21,6 +21,7 @@ from partage.plan.serve.held_limits import (
     held_limits,
     limits_read,
     read_limit,
+    said_of,
     seen_on,
     to_repair,
     wanted_limits,
@@ -258,3 +259,10 @@ def test_five_hundred_holders_cost_a_few_milliseconds() -> None:
         return process_time() - began
 
     assert min(look() for _ in range(10)) < 0.02
+
+
+def test_shares_that_nobody_holds_have_the_guarantee_that_can_be_seen() -> None:
+    (row,) = next(iter(offered().values()))
+    assert said_of(row, []) is Guarantee.NONE
+    assert said_of(replace(row, guard=True), []) is Guarantee.ADVISORY
+    assert said_of(replace(row, limited=False), []) is row.guarantee

@@ -62,6 +62,14 @@ def test_pod_resources_turns_a_tentative_entry_into_an_observed_one():
     assert only_holder(ledger, A) == holder("web")
 
 
+def test_an_answer_that_names_one_more_container_adds_it():
+    ledger = Ledger()
+    ledger.allocated(GPU, [A], 1)
+    ledger.observed([says("web", A)], 2)
+    ledger.observed([says("web", A), says("web", A, container="log")], 3)
+    assert only(ledger).holders == (holder("web", "log"), holder("web"))
+
+
 def test_an_answer_that_was_asked_for_before_the_allocation_says_nothing():
     ledger = Ledger()
     ledger.allocated(GPU, [A], 5)

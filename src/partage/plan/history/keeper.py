@@ -215,7 +215,7 @@ class HistoryKeeper:
     def _judge(self, row: _WorkloadDay, run: _Run, point: UsePoint) -> None:
         """What the run with the peak and the longest run say of their workload."""
         day, length_s = row.summary, run.last_s - run.first_s
-        if run.peak_bytes > day.peak_bytes or row.highest is run or day.samples <= 1:
+        if run.peak_bytes > day.peak_bytes or row.highest is run:
             row.highest = run
             day = replace(
                 day,
@@ -223,7 +223,7 @@ class HistoryKeeper:
                 peak_at_s=run.peak_at_s,
                 spread=round(spread(run.curve.lows, run.curve.highs, run.peak_bytes), 4),
             )
-        if length_s > day.longest_s or row.longest is run or day.samples <= 1:
+        if length_s > day.longest_s or row.longest is run:
             row.longest = run
             day = replace(day, longest_s=max(length_s, day.longest_s), growing=grows(run.curve.highs))
         full = run.peak_bytes / point.visible_bytes if point.visible_bytes else 0.0

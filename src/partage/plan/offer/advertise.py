@@ -245,7 +245,7 @@ def _mps_units(
 
 def _replicas_path(target: Target) -> str:
     """The path of the replicas or the unit in the policy file, which differs between the formats."""
-    if not target.origin or isinstance(target.sharing, Exclusive):
+    if isinstance(target.sharing, Exclusive):
         return target.origin
     if ".sharing." in f".{target.origin}":  # an item of NVIDIA's format; in a ConfigMap below its key
         return f"{target.origin}.replicas"

@@ -87,7 +87,7 @@ def drawn_pods(mix: Mix, nodes: Sequence[Room], seed: int) -> list[PodType]:
     types = sorted(
         mix.parts, key=lambda pod: (pod.cpu_milli, pod.gpus, pod.milli, sorted(pod.models), pod.memory_mib)
     )
-    if not total or not any(pod.demand for pod in types):
+    if not any(pod.demand for pod in types):
         return []
     random = Random(seed)  # noqa: S311 - a draw that can be repeated, no secret
     weights = [mix.parts[pod] for pod in types]

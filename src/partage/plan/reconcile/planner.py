@@ -269,8 +269,8 @@ def _phase(
     if waits is not None:
         return Phase.WITHDRAWING, draft.reason or "its shares are withdrawn"
     if draft.transaction is not None:
-        others = [gpu for gpu in draft.transaction.gpus if gpu != uuid and gpu in waiting_gpus]
-        return (Phase.WAITING if others else Phase.READY), draft.reason
+        waits_for_others = any(gpu in waiting_gpus for gpu in draft.transaction.gpus)
+        return (Phase.WAITING if waits_for_others else Phase.READY), draft.reason
     return Phase.SETTLED, ""
 
 

@@ -162,7 +162,7 @@ class EndingHolds:
     def gone(self, hold: Hold, pods: frozenset[PodUid]) -> None:
         """Nothing of these pods has to be gone before this hold has ended."""
         ending = self._by_hold.get(hold)
-        if ending is None or not ending.pods & pods:
+        if ending is None:
             return
         if ending.pods <= pods:
             del self._by_hold[hold]
