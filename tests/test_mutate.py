@@ -1,7 +1,6 @@
 """The faults of ``make mutate`` are faults."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
@@ -38,4 +37,16 @@ def test_a_seed_draws_the_same_faults_and_none_of_an_assert(tmp_path):
         "a < b",
         "b < 7",
     }
-    assert mutate.stages(tmp_path, Path(folder / "a.py"))[1:] == [["tests/plan"], ["tests"]]
+
+
+def test_tests_that_import_the_file_come_before_all_of_them(tmp_path):
+    for name, text in {
+        "plan/offer/test_b.py": "from partage.plan.offer.b import f\n",
+        "agent/test_a.py": "from partage.plan.a import f\n",
+        "agent/test_b.py": "from partage.plan.offer.b import f\n",
+    }.items():
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / name).write_text(text)
+    stages = mutate.stages(tmp_path, tmp_path / "src/partage/plan/offer/b.py")
+    assert stages == [["tests/plan/offer"], ["tests/plan"], ["tests/agent/test_b.py"], ["tests"]]
+    assert mutate.stages(tmp_path, tmp_path / "src/partage/plan/a.py")[0] == []

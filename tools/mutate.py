@@ -70,10 +70,17 @@ def drawn(root: Path, seed: int, count: int) -> list[tuple[Path, int, int]]:
 
 
 def stages(root: Path, path: Path) -> list[list[str]]:
-    """What is run, until a test fails: the tests beside the file, of all decisions, all."""
+    """What is run, until a test fails: the tests beside the file, of all decisions, those elsewhere that
+    import the file, all."""
     beside = root / "tests" / path.relative_to(root / "src/partage").parent
-    own = [str(beside.relative_to(root))] if beside.is_dir() else []
-    return [own, ["tests/plan"], ["tests"]]
+    own = [str(beside.relative_to(root))] if beside.is_dir() and beside != root / "tests/plan" else []
+    module = ".".join(path.relative_to(root / "src").with_suffix("").parts)
+    importing = [
+        str(test.relative_to(root))
+        for test in sorted((root / "tests").rglob("test_*.py"))
+        if root / "tests/plan" not in test.parents and f"from {module} import" in test.read_text("utf-8")
+    ]
+    return [own, ["tests/plan"], importing, ["tests"]]
 
 
 def main() -> int:
@@ -123,7 +130,17 @@ def _is_found(root: Path, path: Path, number: int, index: int) -> bool:
 
 def _failed(root: Path, tests: list[str]) -> str:
     """The first test that fails, or all of them if it has no name; empty: none does."""
-    options = ["-x", "-n", "4", "--dist", "loadgroup", "-m", "not real", "-p", "no:cacheprovider"]
+    options = [
+        "-x",
+        "-n",
+        str(os.cpu_count() or 1),
+        "--dist",
+        "loadgroup",
+        "-m",
+        "not real",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=root,

@@ -49,7 +49,7 @@ def test_a_share_that_promises_no_limit_of_the_daemons_is_seen_without_one() -> 
     desired, now = with_mps(observe())
     (daemon,) = now.observed.daemons or ()
     observed = replace(now.observed, daemons=(replace(daemon, limits=ClientLimits()),))
-    uuid = daemon.gpu
+    uuid = next(iter(desired.offer))
     share = replace(desired.offer[uuid][0], guarantee=Guarantee.ADVISORY)
     assert verified_guarantee(share, observed, {uuid}, {}) is Guarantee.ADVISORY
 
