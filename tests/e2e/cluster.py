@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -101,6 +102,15 @@ class Cluster:
             self.run("helm", *command, "--reset-values", "-f", "-", *waiting, stdin=text)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.states()}") from None
+
+    @contextmanager
+    def with_chart(self, **values: Any) -> Iterator[None]:
+        """Install the chart, and uninstall it whatever happens: else the next module finds this node."""
+        try:
+            self.install(**values)
+            yield
+        finally:
+            self.uninstall()
 
     def states(self) -> str:
         """How the chart's pods are, and the last lines of their logs."""

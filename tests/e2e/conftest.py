@@ -79,10 +79,9 @@ def own(cluster: Cluster) -> None:
 def installed(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The chart with ``POLICIES`` of the test's module: four exclusive GPUs at first. It may evict."""
     policies = {"map": request.module.POLICIES}
-    cluster.install(hardware={"machine": MACHINE}, config=policies, cluster={"drain": True})
-    cluster.until_allocatable({GPU: 4})
-    yield cluster
-    cluster.uninstall()
+    with cluster.with_chart(hardware={"machine": MACHINE}, config=policies, cluster={"drain": True}):
+        cluster.until_allocatable({GPU: 4})
+        yield cluster
 
 
 @pytest.fixture

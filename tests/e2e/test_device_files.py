@@ -36,18 +36,18 @@ CAPS = 509
 def node(cluster: Cluster) -> Iterator[Cluster]:
     if not cluster.own:
         pytest.skip("device files are made on the node of an own cluster only")
-    cluster.install(hardware={"machine": MACHINE}, config={"map": {"default": POLICY}})
-    cluster.until_allocatable({GPU: 2, SHARED: 2, LARGE: 1, "nvidia.com/mig-2g.10gb": 1})
-    numbers = {f"/dev/{name}": pair for name, pair in CONTROL.items()}
-    numbers |= {f"/dev/nvidia{index}": (195, index) for index in range(4)}
-    for path in _caps(cluster):
-        numbers[path] = (CAPS, int(path.rpartition("cap")[2]))
-    cluster.on_node("mkdir", "-p", "/dev/nvidia-caps")
-    for path, (major, minor) in numbers.items():
-        cluster.on_node("mknod", "-m", "666", path, "c", str(major), str(minor))
-    yield cluster
-    cluster.on_node("rm", "-r", *numbers, "/dev/nvidia-caps")
-    cluster.uninstall()
+    with cluster.with_chart(hardware={"machine": MACHINE}, config={"map": {"default": POLICY}}):
+        cluster.until_allocatable({GPU: 2, SHARED: 2, LARGE: 1, "nvidia.com/mig-2g.10gb": 1})
+        numbers = {f"/dev/{name}": pair for name, pair in CONTROL.items()}
+        numbers |= {f"/dev/nvidia{index}": (195, index) for index in range(4)}
+        for path in _caps(cluster):
+            numbers[path] = (CAPS, int(path.rpartition("cap")[2]))
+        cluster.on_node("rm", "-rf", *numbers, "/dev/nvidia-caps")  # another module's are no GPU's
+        cluster.on_node("mkdir", "/dev/nvidia-caps")
+        for path, (major, minor) in numbers.items():
+            cluster.on_node("mknod", "-m", "666", path, "c", str(major), str(minor))
+        yield cluster
+        cluster.on_node("rm", "-r", *numbers, "/dev/nvidia-caps")
 
 
 def _caps(node: Cluster) -> set[str]:

@@ -17,10 +17,9 @@ NAME = "nvidia.com/gpu.shared"
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.install(hardware={"machine": MACHINE}, config={"map": {"default": SHARED}})
-    cluster.until_allocatable({NAME: 12})
-    yield cluster
-    cluster.uninstall()
+    with cluster.with_chart(hardware={"machine": MACHINE}, config={"map": {"default": SHARED}}):
+        cluster.until_allocatable({NAME: 12})
+        yield cluster
 
 
 def test_a_burst_of_pods_while_the_agent_is_killed_twice(node: Cluster) -> None:

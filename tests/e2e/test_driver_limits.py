@@ -126,9 +126,11 @@ def limited(cluster: Cluster) -> Iterator[LimitedNode]:
     if not cluster.own:
         pytest.skip("the node's hook and cgroups are looked at")
     made = LimitedNode(cluster)
-    install_limited(made)
-    yield made
-    cluster.uninstall()
+    try:
+        install_limited(made)
+        yield made
+    finally:
+        cluster.uninstall()
     shutil.rmtree(made.root)
 
 

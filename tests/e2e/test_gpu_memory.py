@@ -25,10 +25,9 @@ SIZES = (1, 2, 3, 5, 8, 12, 16, 20)
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.install(hardware={"machine": MACHINE}, config={"map": {"default": BY_MEMORY}})
-    cluster.until_allocatable({MEMORY: 4 * UNITS, "aliyun.com/gpu-count": 4})
-    yield cluster
-    cluster.uninstall()
+    with cluster.with_chart(hardware={"machine": MACHINE}, config={"map": {"default": BY_MEMORY}}):
+        cluster.until_allocatable({MEMORY: 4 * UNITS, "aliyun.com/gpu-count": 4})
+        yield cluster
 
 
 def _kill_agent(node: Cluster) -> None:

@@ -21,12 +21,11 @@ LABEL = "nvidia.com/device-plugin.config"
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
     policies = {"default": WHOLE, "shared": SHARED % 2, "nvidia": NVIDIA}
-    cluster.install(hardware={"machine": MACHINE}, config={"map": policies})
-    cluster.until_allocatable({"nvidia.com/gpu": 4})
-    yield cluster
-    for label in (LABEL, "partage.dev/policy", "nvidia.com/mig.config"):
-        cluster.kubectl("label", "node", cluster.node, f"{label}-", check=False)
-    cluster.uninstall()
+    with cluster.with_chart(hardware={"machine": MACHINE}, config={"map": policies}):
+        cluster.until_allocatable({"nvidia.com/gpu": 4})
+        yield cluster
+        for label in (LABEL, "partage.dev/policy", "nvidia.com/mig.config"):
+            cluster.kubectl("label", "node", cluster.node, f"{label}-", check=False)
 
 
 def _label(node: Cluster, **labels: str) -> None:

@@ -38,10 +38,9 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
     cluster.kubectl("create", "namespace", NAMESPACE, check=False)
     many = {f"policy-{number}": _padded(REPLICAS % (2 + number % 8), SIZE // 300) for number in range(300)}
     _replace(cluster, {**many, "default": REPLICAS % 2})
-    cluster.install(hardware={"machine": MACHINE}, config={"name": NAME})
-    yield cluster
-    cluster.choose(None)
-    cluster.uninstall()
+    with cluster.with_chart(hardware={"machine": MACHINE}, config={"name": NAME}):
+        yield cluster
+        cluster.choose(None)
     cluster.kubectl("delete", "configmap", NAME, "-n", NAMESPACE)
 
 

@@ -61,10 +61,9 @@ def values(cluster: Cluster) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster, values: dict[str, Any]) -> Iterator[Cluster]:
-    cluster.install(**values)
-    cluster.until_allocatable(OFFER)
-    yield cluster
-    cluster.uninstall()
+    with cluster.with_chart(**values):
+        cluster.until_allocatable(OFFER)
+        yield cluster
 
 
 def _daemon(node: Cluster) -> Json:

@@ -13,10 +13,9 @@ from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.install(hardware={"machine": MACHINE})
-    cluster.until_allocatable({"nvidia.com/gpu": 4})
-    yield cluster
-    cluster.uninstall()
+    with cluster.with_chart(hardware={"machine": MACHINE}):
+        cluster.until_allocatable({"nvidia.com/gpu": 4})
+        yield cluster
 
 
 def _labels(cluster: Cluster) -> dict[str, str]:

@@ -41,10 +41,11 @@ def machine(cluster: Cluster) -> Path:
 def node(cluster: Cluster, machine: Path) -> Iterator[Cluster]:
     _write_machine(machine, "the-first-boot")
     # The helper has the node's file system below its driver root.
-    cluster.install(hardware={"machine": f"/driver-root{machine}"}, config={"map": {"default": POLICY}})
-    cluster.until_allocatable(OFFER)
-    yield cluster
-    cluster.uninstall()
+    with cluster.with_chart(
+        hardware={"machine": f"/driver-root{machine}"}, config={"map": {"default": POLICY}}
+    ):
+        cluster.until_allocatable(OFFER)
+        yield cluster
 
 
 def test_after_a_reboot_layouts_are_made_again_and_the_ledger_is_what_pods_have(

@@ -29,11 +29,13 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
     """Three shares of each of four GPUs."""
     if not cluster.own:
         pytest.skip("what containers were given is seen only on an own cluster")
-    _install(cluster)
-    cluster.until_allocatable({SHARED: 12})
-    yield cluster
-    cluster.remove_tenants()
-    cluster.uninstall()
+    try:
+        _install(cluster)
+        cluster.until_allocatable({SHARED: 12})
+        yield cluster
+        cluster.remove_tenants()
+    finally:
+        cluster.uninstall()
 
 
 def _states(node: Cluster, app: str) -> dict[str, tuple[str, int]]:

@@ -28,11 +28,13 @@ def _install(cluster: Cluster, **values: Any) -> None:
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    _install(cluster)
-    cluster.until_allocatable({"nvidia.com/gpu": 4})
-    yield cluster
-    cluster.kubectl("label", "node", cluster.node, f"{LABEL}-", check=False)
-    cluster.uninstall()
+    try:
+        _install(cluster)
+        cluster.until_allocatable({"nvidia.com/gpu": 4})
+        yield cluster
+        cluster.kubectl("label", "node", cluster.node, f"{LABEL}-", check=False)
+    finally:
+        cluster.uninstall()
 
 
 def _verb(node: Cluster, *arguments: str) -> tuple[int, dict[str, Any]]:

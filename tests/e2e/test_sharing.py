@@ -37,10 +37,9 @@ OFFER = {
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.install(hardware={"machine": MACHINE}, config={"map": {"default": POLICY}})
-    cluster.until_allocatable(OFFER)
-    yield cluster
-    cluster.uninstall()
+    with cluster.with_chart(hardware={"machine": MACHINE}, config={"map": {"default": POLICY}}):
+        cluster.until_allocatable(OFFER)
+        yield cluster
 
 
 def test_each_kind_of_share_reaches_its_container(node: Cluster) -> None:
