@@ -130,17 +130,8 @@ def _is_found(root: Path, path: Path, number: int, index: int) -> bool:
 
 def _failed(root: Path, tests: list[str]) -> str:
     """The first test that fails, or all of them if it has no name; empty: none does."""
-    options = [
-        "-x",
-        "-n",
-        str(os.cpu_count() or 1),
-        "--dist",
-        "loadgroup",
-        "-m",
-        "not real",
-        "-p",
-        "no:cacheprovider",
-    ]
+    workers = "0" if "::" in tests[0] else str(os.cpu_count() or 1)
+    options = ["-x", "-n", workers, "--dist", "loadgroup", "-m", "not real", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=root,

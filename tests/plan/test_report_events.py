@@ -15,6 +15,8 @@ from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import (
     DependencyProblems,
     GpuReport,
+    MigConfigReport,
+    MigConfigState,
     PolicyReport,
     PolicyState,
     Report,
@@ -76,6 +78,9 @@ def test_a_gpu_that_waits_names_the_pods_once() -> None:
     [one] = diff_reports(FIRST, waits)
     assert one.event == "gpu waits"
     assert one.facts["for"] == ["default/trainer"]
+    nobody = GpuPlan(Phase.WAITING, waiting_for=(replace(entry, holders=()),))
+    [one] = diff_reports(FIRST, replace(FIRST, gpus=(replace(ONE, plan=nobody),)))
+    assert one.facts == {"gpu": "GPU-a", "index": 0, "for": None, "held": 1}
     assert events(waits, replace(waits, made=ReportTime(5.0, 5.0, 3, 0.0))) == []
 
 
@@ -109,6 +114,26 @@ def test_a_change_of_strategy_is_told_with_both() -> None:
     now = replace(FIRST, gpus=(replace(ONE, strategy=Strategy.MPS),))
     [one] = diff_reports(FIRST, now)
     assert (one.event, one.facts["from"], one.facts["to"]) == ("gpu changed", "exclusive", "mps")
+
+
+def test_the_layout_of_a_label_is_told_when_it_stands_otherwise() -> None:
+    def said(*states: MigConfigState, reason: str = "", name: str = "all-balanced") -> list[object]:
+        first, then = (replace(FIRST, mig_config=MigConfigReport(name, state, reason)) for state in states)
+        return [(one.facts["state"], one.facts["reason"], one.warning) for one in diff_reports(first, then)]
+
+    pending, failed = MigConfigState.PENDING, MigConfigState.FAILED
+    assert said(pending, pending) == []
+    assert said(pending, failed, reason="it is held") == [(failed, "it is held", True)]
+    assert said(failed, pending) == [(pending, None, False)]
+    now = replace(FIRST, mig_config=MigConfigReport("all-balanced", pending))
+    other = replace(FIRST, mig_config=MigConfigReport("all-1g.10gb", pending))
+    assert events(FIRST, now) == events(now, other) == [("mig layout of the label", False)]
+    assert events(now, FIRST) == []
+
+
+def test_shares_are_listed_anew_when_there_are_others_or_others_are_healthy() -> None:
+    for resource in (ResourceReport(GPU, 2, 1, 0), ResourceReport(GPU, 1, 0, 0)):
+        assert events(FIRST, replace(FIRST, resources=(resource,))) == [("shares listed", False)]
 
 
 def test_processes_that_are_left_of_a_hold_are_told_once() -> None:

@@ -443,6 +443,18 @@ def test_a_mig_device_without_its_device_file_is_unhealthy_until_it_is_there(sha
     assert "nvidia-cap3 does not exist" in done.plan.unusable[MIG]
 
 
+def test_every_known_gpu_has_a_report_with_what_is_held_of_it() -> None:
+    node = Turning()
+    first, second = (gpu.uuid for gpu in node.inventory.gpus[:2])
+    node.ledger.allocated(GPU, [share_id(first), ShareId("GPU-of-another-node")], node.now_s)
+    done = node.turn(holders_known=False)
+    seen = Snapshot(0.0, Observed(node.node), cordoned=frozenset([second]))
+    reports = gpu_reports(seen, done, node.desired, node.ledger.entries())
+    assert [(report.held, report.cordoned) for report in reports[:3]] == [(1, False), (0, True), (0, False)]
+    nothing = replace(done, state=replace(done.state, serving={}))
+    assert len(gpu_reports(seen, nothing, node.desired, ())) == 4
+
+
 def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> None:
     inventory = observed()
     text = "version: partage/v1\ngpus:\n  - {select: {index: [0]}, mig: {layout: [3g.20gb, 3g.20gb]}}\n"

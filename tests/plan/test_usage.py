@@ -132,6 +132,15 @@ def test_what_is_counted_for_the_cgroup_of_a_job_needs_no_process() -> None:
     assert found.containers == ()
 
 
+def test_the_peak_of_a_job_is_that_of_its_own_processes() -> None:
+    ended = samples(row(1, 3 * GIB, JOB)).peaks
+    (job,) = usage_of(replace(samples(), peaks=ended), {}, grants()).jobs
+    assert (job.job, job.amount.used_bytes, job.amount.peak_bytes) == ("77", None, 3 * GIB)
+    for other in ({"pod": POD}, {"container": TRAIN}):
+        of_other = tuple(replace(peak, **other) for peak in ended)
+        assert usage_of(replace(samples(), peaks=of_other), {}, grants()).jobs == ()
+
+
 def test_a_holder_without_processes_uses_nothing_only_where_all_of_them_are_visible() -> None:
     (seen,) = usage_of(samples(active=(GPU,)), {}, grants(train=1)).containers
     assert (seen.amount.used_bytes, seen.amount.sm, seen.share_bytes) == (0, 0.0, 20 * GIB)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ToolkitConfig
-from partage.plan.offer.caveats import caveats, on_demand
+from partage.plan.offer.caveats import caveats, made_on_demand, on_demand
 from partage.plan.offer.desired import resolve
 from tests.plan.offer.test_assign import with_devices
 from tests.plan.offers import gpu, node
@@ -103,3 +103,10 @@ def test_entries_that_are_made_on_demand_are_listed():
     )
     policy = parse_policy(f"version: partage/v1\ngpus: [{text}]", "p.yaml").policy
     assert on_demand(policy) == ("gpus[0]",)
+
+
+@pytest.mark.parametrize("named", [set(), {0}, {0, 1}])
+def test_what_claims_get_on_demand_is_said_of_those_gpus(named):
+    inventory = node(gpu(0), gpu(1))
+    said = [*made_on_demand(inventory, {gpu(index).uuid for index in named})]
+    assert [one.split(":")[0] for one in said] == {0: [], 1: ["GPU 0"], 2: ["GPUs 0-1"]}[len(named)]

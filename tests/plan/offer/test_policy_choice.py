@@ -73,6 +73,9 @@ def test_nothing_that_applies_is_said_with_what_was_tried(names) -> None:
     found = choose_policy(names, {}, ChoiceRules())
     assert isinstance(found, NothingChosen)
     assert "named, single" in found.message
+    found = choose_policy(names, {}, ChoiceRules(fallback=()))
+    assert isinstance(found, NothingChosen)
+    assert "applies (none)" in found.message
 
 
 _NAMES = st.lists(st.sampled_from(["default", "a", "b"]), unique=True)

@@ -62,6 +62,11 @@ def test_a_pod_fits_where_its_model_is() -> None:
     assert not room(1000, model="b").fits(named)
 
 
+def test_a_replay_looks_as_soon_as_pods_have_asked_for_all() -> None:
+    assert replay(BestFit(), [room(1000)], [WHOLE]) == [100]
+    assert replay(BestFit(), [room(1000)], [HALF]) == []
+
+
 def test_pods_are_drawn_until_they_ask_for_just_more_than_all() -> None:
     assert len(drawn_pods(mix_of([WHOLE]), [room(*[1000] * 8)] * 125, 0)) == 1300
     assert drawn_pods(mix_of([WHOLE]), [room(0)], 0) == drawn_pods(mix_of([CPU]), [room(1000)], 0) == []

@@ -63,6 +63,8 @@ def test_the_same_claims_are_the_same_wish() -> None:
     wanted = planner.with_claims(desired, (LONG,))
     assert planner.with_claims(desired, (replace(LONG, id=unit_id(GPU, 4)),)) is wanted
     assert planner.with_claims(desired, ()) is desired
+    other = policy(", interval: short")
+    assert planner.with_claims(other, (LONG,)).policy is other.policy
 
 
 def test_the_entries_of_one_version_of_the_ledger_are_walked_once() -> None:

@@ -149,7 +149,7 @@ def gpu_mig_steps(
         kept = tuple(device.uuid for device in gpu.mig_devices)
         return Blocked(gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} cannot be changed: {reason}", kept=kept)
     mode, reset = _mode(gpu, desired.enabled)
-    all_go = reset_with_others or reset or not desired.enabled or not gpu.mig_mode.current
+    all_go = reset_with_others or reset or not desired.enabled
     live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()
     if refusal := check_users(gpu, desired, mode, live, uses, all_go=all_go):
         return refusal

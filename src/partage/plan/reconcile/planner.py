@@ -109,12 +109,13 @@ class Planner(Struct):
             renew,
         )
         last = self._last
-        same = last is not None and last[0] is desired and last[1][0] == key
+        if last is not None and (last[0] is not desired or last[1][0] != key):
+            last = None
         waits = any(daemon.renewable for daemon in observed.daemons or ())
-        if last and same and last[2].settled and not waits:
+        if last and last[2].settled and not waits:
             return last[2]
         uses = (*observed.uses, *entry_uses(now.entries, desired.inventory))
-        if last and same and last[1][1] == uses:
+        if last and last[1][1] == uses:
             return last[2]
         draft = _draft(desired, now, self.geometry_of, uses, renew)
         self._last = desired, (key, uses), draft
