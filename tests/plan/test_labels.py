@@ -10,10 +10,13 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import Inventory, NoDriver, VgpuHost
-from partage.plan.labels import node_labels, sanitised
+from partage.model.ids import ResourceName
+from partage.model.policy import Options
+from partage.plan.labels import LONGEST_VALUE, node_labels, sanitised
 from partage.plan.offer.desired import resolve
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_file import read_machine
+from tests.plan.offers import offering
 
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", re.ASCII)
 _H100 = "NVIDIA-H100-80GB-HBM3"
@@ -210,3 +213,11 @@ sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
         assert _VALUE.fullmatch(name), key
         assert len(value) <= 63, value
         assert _VALUE.fullmatch(value), value
+
+
+@pytest.mark.parametrize(("more", "there"), [(0, True), (1, False)])
+def test_a_label_is_as_long_as_kubernetes_allows_and_no_longer(more, there):
+    name = "g" * (LONGEST_VALUE - len(".guarantee") + more)
+    row = replace(offering(0), resource=ResourceName(f"a.b/{name}"))
+    labels = node_labels(_of("h100-sxm5-80gb"), {row.gpu: (row,)}, Options(), geometry_of)
+    assert any(name in key for key in labels) is there

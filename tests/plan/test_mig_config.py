@@ -108,3 +108,10 @@ def test_a_mode_that_only_a_reboot_activates_is_called_rebooting(
     gpus = (replace(INVENTORY.gpus[0], mig_mode=MigMode(False, True)), INVENTORY.gpus[1])
     wanted = replace(desired(), inventory=replace(INVENTORY, gpus=gpus, virtual=virtual))
     assert said(Phase.FAILED, Phase.SETTLED, wanted=wanted) is state
+    without = replace(desired(), inventory=replace(INVENTORY, virtual=True))
+    gone = replace(
+        without,
+        inventory=replace(without.inventory, gpus=tuple(replace(gpu, mig_mode=None) for gpu in INVENTORY)),
+    )
+    assert said(Phase.FAILED, Phase.SETTLED, wanted=without) is FAILED
+    assert said(Phase.FAILED, Phase.SETTLED, wanted=gone) is FAILED

@@ -59,3 +59,9 @@ def test_a_label_concerns_the_gpus_whose_model_has_its_layout(layout, concerned)
     entry = GpuEntry("label nvidia.com/mig.config", AllDevices(), mig=mig)
     assigned = assign(Policy(layouts=NodeLayouts(layout, (entry,))), node(gpu(0), unknown), geometry_of)
     assert assigned.labelled == {gpu(index).uuid for index in concerned}
+
+
+def test_a_label_with_a_layout_that_no_gpu_has_is_refused():
+    entry = GpuEntry("label nvidia.com/mig.config", AllDevices(), mig=DesiredMig(named="all-9g.1gb"))
+    with pytest.raises(Unsatisfiable, match="all-9g"):
+        assign(Policy(layouts=NodeLayouts("all-9g.1gb", (entry,))), node(gpu(0)), geometry_of)

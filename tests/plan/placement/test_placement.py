@@ -60,6 +60,8 @@ def test_a_pod_fits_where_its_model_is() -> None:
     named = replace(HALF, models=frozenset({"a"}))
     assert room(1000, model="a").fits(named)
     assert not room(1000, model="b").fits(named)
+    assert room(1000, cpu=HALF.cpu_milli).fits(HALF)
+    assert not room(1000, cpu=HALF.cpu_milli - 1).fits(HALF)
 
 
 def test_a_replay_looks_as_soon_as_pods_have_asked_for_all() -> None:

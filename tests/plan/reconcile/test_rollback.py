@@ -10,10 +10,17 @@ from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig
-from partage.model.step import CreateInstance, SetMigMode, Step
+from partage.model.step import CreateInstance, DestroyInstance, Reset, SetMigMode, Step
 from partage.plan.reconcile.mig_plan import live_layout
-from partage.plan.reconcile.rollback import ForeignPart, is_as_it_was, layouts_beside, perhaps_ours
-from tests.plan.offers import gpu
+from partage.plan.reconcile.rollback import (
+    ForeignPart,
+    foreign_parts,
+    hit_by,
+    is_as_it_was,
+    layouts_beside,
+    perhaps_ours,
+)
+from tests.plan.offers import gpu, node
 
 WAS = gpu(0, migs=2)
 LEFT = EmptyInstance(9, "1g.10gb", Placement(2, 1))
@@ -71,3 +78,40 @@ def test_what_is_foreign_stays_beside_a_layout_that_comes_back() -> None:
     assert [str(item) for item in layout.items] == ["1g.10gb@5", "1g.10gb@0"]
     assert layouts_beside({WAS.uuid: off}, [device]) == {WAS.uuid: off}
     assert layouts_beside({}, [device]) == {}
+
+
+DEVICE, FREE = ForeignPart(WAS.uuid, WAS.mig_devices[0]), ForeignPart(WAS.uuid, LEFT)
+OF_DEVICE = (WAS.uuid, "1g.10gb", Placement(0, 1))
+OF_FREE = (WAS.uuid, LEFT.profile, LEFT.placement)
+
+
+@pytest.mark.parametrize(
+    ("step", "hit"),
+    [
+        (SetMigMode(WAS.uuid, False), DEVICE),
+        (SetMigMode(WAS.uuid, True), None),
+        (SetMigMode(gpu(1).uuid, False), None),
+        (Reset((WAS.uuid, gpu(1).uuid), ()), DEVICE),
+        (Reset((gpu(1).uuid,), ()), None),
+        (DestroyInstance(*OF_FREE, gi_id=9), FREE),
+        (DestroyInstance(*OF_FREE, gi_id=8), None),
+        (DestroyInstance(*OF_FREE), DEVICE),
+        (DestroyInstance(gpu(1).uuid, LEFT.profile, LEFT.placement), None),
+        (CreateInstance(*OF_FREE), None),
+    ],
+)
+def test_what_is_foreign_is_hit_by_a_step_that_takes_it_away(step: Step, hit: ForeignPart | None) -> None:
+    assert hit_by(step, [DEVICE, FREE]) == hit
+
+
+def test_what_no_step_made_is_foreign() -> None:
+    one_less = node(replace(WAS, mig_devices=WAS.mig_devices[:1]))
+    now, second = node(WAS), WAS.mig_devices[1]
+    assert foreign_parts(now, one_less, []) == (ForeignPart(WAS.uuid, second),)
+    assert foreign_parts(now, now, []) == ()
+    left = node(replace(WAS, empty_instances=(LEFT,)))
+    assert foreign_parts(left, now, []) == (FREE,)
+    assert foreign_parts(left, left, []) == ()
+    reset = Reset((WAS.uuid,), ())
+    assert foreign_parts(left, left, [(reset, None)]) == (FREE,), "no instance outlives a reset"
+    assert foreign_parts(left, left, [(replace(reset, gpus=(gpu(1).uuid,)), None)]) == ()
