@@ -68,8 +68,8 @@ def _utf16(sign: str) -> Iterable[int]:
     return (int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2))
 
 
-def listed(items: Sequence[str], most: int) -> str:
-    """``a, b, c and 4 more``."""
+def listed(items: Sequence[str], most: int = 6) -> str:
+    """``a, b, c and 4 more``. most: names in a sentence."""
     shown = ", ".join(items[:most])
     return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
 

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from partage.answers.render.cards import HeldOnNode, cards_of
-from partage.answers.render.drawing import Box, Label, draw, png, svg
+from partage.answers.render.drawing import Box, Label, png, svg
+from partage.answers.render.node_drawing import draw
 from partage.cli.main import run
 from partage.edges.files.catalogue import geometry_of
 from partage.model.ids import GpuUuid, ResourceName, ShareId

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.answers.node_plan import make_plan
-from partage.answers.render.cards import SliceUse, slices_of
+from partage.answers.render.slices import SliceUse, slices_of
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance

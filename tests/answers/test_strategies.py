@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell
-from partage.answers.render.drawing import draw
+from partage.answers.render.node_drawing import draw
 from partage.answers.render.picture import picture
 from partage.model.policy import Sharing
 from partage.model.strategy import SHARING_STRATEGIES, Strategy

@@ -10,11 +10,11 @@ from partage.cli.main import run
 from partage.model.ids import MEMORY_RESOURCE
 from partage.plan.cluster.gpu_memory import (
     LONGEST,
-    CardMemory,
+    DeviceUnits,
     HeldUnit,
     NodeMemory,
     PodMemory,
-    count_cards,
+    count_shared_gpus,
     memory_annotation,
     node_memory,
     read_memory,
@@ -217,10 +217,10 @@ def test_prove_tries_units_as_two_containers_have_them(capsys, write):
 
 def nodes():
     memory = NodeMemory(
-        cards=(CardMemory(0, 21, 20, 1 << 30), CardMemory(2, 79, 40, 1 << 30)),
+        devices=(DeviceUnits(0, 21, 20, 1 << 30), DeviceUnits(2, 79, 40, 1 << 30)),
         pods=(PodMemory("default", "a", (12, 0)), PodMemory("default", "b", (8, 40))),
     )
-    other = NodeMemory(cards=(CardMemory(0, 14, 0, 1 << 30),))
+    other = NodeMemory(devices=(DeviceUnits(0, 14, 0, 1 << 30),))
     return [InspectedNode("n1", "10.0.0.1", memory), InspectedNode("n2", "", other)]
 
 
@@ -250,9 +250,9 @@ def test_inspect_has_the_shape_of_gpushares():
 
 
 def test_the_mig_devices_of_a_gpu_are_one_column():
-    cards = (CardMemory(0, 19, 3, 1 << 30), CardMemory(0, 9, 5, 1 << 30), CardMemory(1, 79, 7, 1 << 30))
+    devices = (DeviceUnits(0, 19, 3, 1 << 30), DeviceUnits(0, 9, 5, 1 << 30), DeviceUnits(1, 79, 7, 1 << 30))
     pods = (PodMemory("x", "a", (3, 0, 0)), PodMemory("x", "b", (0, 5, 7)))
-    seen = [InspectedNode("n1", "", NodeMemory(cards, pods))]
+    seen = [InspectedNode("n1", "", NodeMemory(devices, pods))]
     assert summary(seen).splitlines()[:2] == [
         "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)",
         "n1    -          8/28                   7/79                   15/107",
@@ -265,9 +265,9 @@ def test_the_mig_devices_of_a_gpu_are_one_column():
 
 
 def test_a_card_of_141_gib_is_not_taken_for_mib():
-    card = CardMemory(0, 140, 1, 1 << 30)
-    assert "GPU Memory(GiB)" in summary([InspectedNode("n", "", NodeMemory((card,)))])
-    halves = NodeMemory((CardMemory(0, 280, 3, 1 << 29),))
+    device = DeviceUnits(0, 140, 1, 1 << 30)
+    assert "GPU Memory(GiB)" in summary([InspectedNode("n", "", NodeMemory((device,)))])
+    halves = NodeMemory((DeviceUnits(0, 280, 3, 1 << 29),))
     said = summary([InspectedNode("n", "", halves)])
     assert "GPU Memory(MiB)" in said
     assert "1536/143360" in said
@@ -277,7 +277,7 @@ def test_the_annotation_is_read_back_and_stays_short():
     (node, _) = nodes()
     assert read_memory(memory_annotation(node.memory)) == node.memory
     many = tuple(PodMemory("namespace", f"pod-{n}", (1, 0)) for n in range(5000))
-    text = memory_annotation(NodeMemory(node.memory.cards, many))
+    text = memory_annotation(NodeMemory(node.memory.devices, many))
     assert len(text) <= LONGEST
     read = read_memory(text)
     assert read is not None
@@ -287,26 +287,26 @@ def test_the_annotation_is_read_back_and_stays_short():
     assert memory_annotation(NodeMemory(())) == ""
 
 
-def test_what_is_held_is_counted_by_pod_and_card():
-    cards = [unit_row(0, 10), unit_row(1, 20)]
-    offer = {card.gpu: (card,) for card in cards}
+def test_what_is_held_is_counted_by_pod_and_device():
+    devices = [unit_row(0, 10), unit_row(1, 20)]
+    offer = {device.gpu: (device,) for device in devices}
     a, b = Holder("x", "a", "main"), Holder("x", "b", "main")
-    held: list[HeldUnit] = [(MEMORY_RESOURCE, id_, (a,), None) for id_ in cards[0].share_ids[:3]]
-    held += [(MEMORY_RESOURCE, id_, (b, a), None) for id_ in cards[1].share_ids[:4]]
-    held += [(MEMORY_RESOURCE, cards[1].share_ids[7], (), None)]
+    held: list[HeldUnit] = [(MEMORY_RESOURCE, id_, (a,), None) for id_ in devices[0].share_ids[:3]]
+    held += [(MEMORY_RESOURCE, id_, (b, a), None) for id_ in devices[1].share_ids[:4]]
+    held += [(MEMORY_RESOURCE, devices[1].share_ids[7], (), None)]
     held += [
-        (NAME, cards[1].share_ids[8], (a,), None),
-        (MEMORY_RESOURCE, cards[0].share_ids[9], (), "x/part"),
+        (NAME, devices[1].share_ids[8], (a,), None),
+        (MEMORY_RESOURCE, devices[0].share_ids[9], (), "x/part"),
     ]
     found = node_memory(offer, held)
-    assert [(card.index, card.used, card.total) for card in found.cards] == [(0, 4, 10), (1, 5, 20)]
+    assert [(device.index, device.used, device.total) for device in found.devices] == [(0, 4, 10), (1, 5, 20)]
     assert [(pod.name, pod.units) for pod in found.pods] == [
         ("", (0, 1)),
         ("a", (3, 0)),
         ("b", (0, 4)),
         ("claim part", (1, 0)),
     ]
-    assert count_cards(offer) == 2
+    assert count_shared_gpus(offer) == 2
 
 
 def test_without_an_agent_nobody_knows(capsys, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from partage.doctor.decide.diagnose import CHECKS
-from partage.doctor.decide.observation import EVERYTHING
+from partage.doctor.decide.finding import EVERYTHING
 from tests.doctor.faults import FAULTS, exclude_each_other
 from tests.doctor.node import Node, codes
 from tests.examples import examples

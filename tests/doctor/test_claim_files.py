@@ -9,7 +9,7 @@ import pytest
 
 from partage.claims.decide.cdi import KIND, ClaimCdi
 from partage.claims.host import ClaimCdiFiles
-from partage.doctor.decide.observation import RemoveClaimFile
+from partage.doctor.decide.finding import RemoveClaimFile
 from partage.doctor.repair import carry_out
 from tests.claims.test_host import done
 from tests.doctor.faults import POD_RESOURCES

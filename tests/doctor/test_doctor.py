@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from partage.cli.main import run
 from partage.codec.values import encode
-from partage.doctor.decide.observation import MakeDirectory, RemoveSocket, SlurmState, Unseen
+from partage.doctor.decide.finding import MakeDirectory, RemoveSocket
+from partage.doctor.decide.observation import SlurmState, Unseen
 from partage.doctor.gather_slurm import slurm_seen
 from partage.doctor.host.root import DoctorPlace, NodeRoot
 from partage.doctor.repair import carry_out

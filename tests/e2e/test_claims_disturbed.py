@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from partage.doctor.decide.diagnose import diagnose
-from partage.doctor.decide.observation import Finding
+from partage.doctor.decide.finding import Finding
 from partage.doctor.gather import see
 from partage.doctor.gather_policy import GivenPolicy
 from partage.doctor.host.root import DoctorPlace, NodeRoot

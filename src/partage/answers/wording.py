@@ -95,7 +95,7 @@ def abridge(text: str, width: int) -> str:
 
 
 def product_word(product: str) -> str:
-    """The product without the maker's name, which is the same on every card."""
+    """The product without the maker's name, which is the same on every GPU."""
     return product.removeprefix("NVIDIA ")
 
 

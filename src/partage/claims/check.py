@@ -28,7 +28,6 @@ _CAPACITIES: Mapping[str, tuple[str, ...]] = {
 }
 """What a request can name an amount of, by classes whose devices are shared."""
 _PROFILE = re.compile(r"""\.profile\s*==\s*['"]([^'"]{1,40})['"]""")
-_SHOWN = 6
 
 
 class ClaimTerms(Frozen):
@@ -103,9 +102,7 @@ def _of_way(reader: ClaimObjectReader, way: DeviceAsk, terms: ClaimTerms) -> Ite
     place_ = reader.request_node(way.name)
     if way.device_class and way.device_class not in terms.classes:
         near = nearest_word(way.device_class, sorted(terms.classes))
-        known = (
-            f"there are: {listed(sorted(terms.classes), _SHOWN)}; others are looked up in the cluster only"
-        )
+        known = f"there are: {listed(sorted(terms.classes))}; others are looked up in the cluster only"
         yield place_.at("deviceClassName").warning(
             f"no DeviceClass {way.device_class} is known here", f"did you mean {near}?" if near else known
         )

@@ -19,7 +19,7 @@ from partage.answers.common_output import say, say_lines
 from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
 from partage.errors import Rejected
-from partage.plan.cluster.gpu_memory import CardMemory, NodeMemory, node_memory
+from partage.plan.cluster.gpu_memory import DeviceUnits, NodeMemory, node_memory
 from partage.text import printable, shortened
 from partage.units import GIB, MIB
 from partage.values import Frozen
@@ -45,7 +45,7 @@ def memory_here(machine: str | None, run_dir: str | None) -> list[InspectedNode]
     memory = node_memory(
         report.offer, ((row.resource, row.id, row.holders, row.claim) for row in report.held)
     )
-    return [InspectedNode(socket.gethostname(), "", memory)] if memory.cards else []
+    return [InspectedNode(socket.gethostname(), "", memory)] if memory.devices else []
 
 
 def print_memory(nodes: Sequence[InspectedNode], *, details: bool = False) -> None:
@@ -77,19 +77,19 @@ def summary(nodes: Sequence[InspectedNode]) -> str:
     where a node has no such GPU, or does not share it so.
     """
     unit_bytes = _unit(nodes)
-    columns = range(1 + max((card.index for node in nodes for card in node.memory.cards), default=-1))
+    columns = range(1 + max((device.index for node in nodes for device in node.memory.devices), default=-1))
     heads = (f"GPU{index}(Allocated/Total)" for index in columns)
     head = ["NAME", "IPADDRESS", *heads, f"GPU Memory({_word(unit_bytes)})"]
     rows = [
         [
             node.name,
             node.address or "-",
-            *(_share(_of_gpu(node.memory.cards, index), unit_bytes) for index in columns),
-            _share(node.memory.cards, unit_bytes),
+            *(_share(_of_gpu(node.memory.devices, index), unit_bytes) for index in columns),
+            _share(node.memory.devices, unit_bytes),
         ]
         for node in nodes
     ]
-    every = [card for node in nodes for card in node.memory.cards]
+    every = [device for node in nodes for device in node.memory.devices]
     return "\n".join(
         [
             *_columns([head, *rows]),
@@ -99,9 +99,9 @@ def summary(nodes: Sequence[InspectedNode]) -> str:
     )
 
 
-def _of_gpu(cards: Sequence[CardMemory], index: int) -> list[CardMemory]:
+def _of_gpu(devices: Sequence[DeviceUnits], index: int) -> list[DeviceUnits]:
     """The GPU, or its MIG devices."""
-    return [card for card in cards if card.index == index]
+    return [device for device in devices if device.index == index]
 
 
 def detailed(nodes: Sequence[InspectedNode]) -> str:
@@ -110,29 +110,29 @@ def detailed(nodes: Sequence[InspectedNode]) -> str:
     parts: list[str] = []
     for node in nodes:
         parts += _of_node(node, unit_bytes)
-    every = [card for node in nodes for card in node.memory.cards]
+    every = [device for node in nodes for device in node.memory.devices]
     return "\n".join([*parts, *_total("Allocated/Total GPU Memory In Cluster:", every, unit_bytes)])
 
 
 def _of_node(node: InspectedNode, unit_bytes: int) -> Iterator[str]:
-    cards = node.memory.cards
+    devices = node.memory.devices
     yield f"NAME:       {printable(node.name)}"
     yield f"IPADDRESS:  {printable(node.address or '-')}"
     yield ""
-    gpus = sorted({card.index for card in cards})
+    gpus = sorted({device.index for device in devices})
     former = [node.former.get((pod.namespace, pod.name), "") for pod in node.memory.pods]
     also = any(former)  # else in the shape of kubectl inspect gpushare
     rows = [["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in gpus), *["WRITTEN FOR"] * also]]
     for pod, words in zip(node.memory.pods, former, strict=True):
         held = dict.fromkeys(gpus, 0)
-        for units, card in zip(pod.units, cards, strict=True):
-            held[card.index] += units * card.unit_bytes
+        for units, device in zip(pod.units, devices, strict=True):
+            held[device.index] += units * device.unit_bytes
         amounts = (_amount(held_bytes, unit_bytes) for held_bytes in held.values())
         rows.append([pod.name or _UNNAMED, pod.namespace or "-", *amounts, *[words or "-"] * also])
     yield from _columns(rows)
     if node.memory.more:
         yield f"and {node.memory.more} more pods"
-    used, total = _sums(cards)
+    used, total = _sums(devices)
     yield f"Allocated :  {_amount(used, unit_bytes)} ({_percent(used, total)})"
     yield f"Total :      {_amount(total, unit_bytes)}"
     yield "-" * 64
@@ -140,7 +140,7 @@ def _of_node(node: InspectedNode, unit_bytes: int) -> Iterator[str]:
 
 def _unit(nodes: Sequence[InspectedNode]) -> int:
     """GiB if every unit is a multiple of it, else MiB."""
-    sizes = {card.unit_bytes for node in nodes for card in node.memory.cards}
+    sizes = {device.unit_bytes for node in nodes for device in node.memory.devices}
     return GIB if all(size % GIB == 0 for size in sizes) else MIB
 
 
@@ -148,15 +148,15 @@ def _word(unit_bytes: int) -> str:
     return "GiB" if unit_bytes == GIB else "MiB"
 
 
-def _share(cards: Sequence[CardMemory], unit_bytes: int) -> str:
-    used, total = _sums(cards)
+def _share(devices: Sequence[DeviceUnits], unit_bytes: int) -> str:
+    used, total = _sums(devices)
     return f"{_amount(used, unit_bytes)}/{_amount(total, unit_bytes)}"
 
 
-def _sums(cards: Sequence[CardMemory]) -> tuple[int, int]:
+def _sums(devices: Sequence[DeviceUnits]) -> tuple[int, int]:
     """Bytes used and in all."""
-    return sum(card.used * card.unit_bytes for card in cards), sum(
-        card.total * card.unit_bytes for card in cards
+    return sum(device.used * device.unit_bytes for device in devices), sum(
+        device.total * device.unit_bytes for device in devices
     )
 
 
@@ -168,8 +168,8 @@ def _percent(used: int, total: int) -> str:
     return f"{100 * used // total if total else 0}%"
 
 
-def _total(words: str, cards: Sequence[CardMemory], unit_bytes: int) -> Iterator[str]:
-    used, total = _sums(cards)
+def _total(words: str, devices: Sequence[DeviceUnits], unit_bytes: int) -> Iterator[str]:
+    used, total = _sums(devices)
     yield words
     yield f"{_amount(used, unit_bytes)}/{_amount(total, unit_bytes)} ({_percent(used, total)})"
 

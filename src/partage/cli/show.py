@@ -190,7 +190,8 @@ def _cards(node: ShownNode) -> list[GpuCard]:
 
 
 def _draw(node: ShownNode, path: str) -> None:
-    from partage.answers.render.drawing import draw, picture_file
+    from partage.answers.render.drawing import picture_file
+    from partage.answers.render.node_drawing import draw
 
     common_output.write_file(path, picture_file(draw(_cards(node), node.source), path))
 

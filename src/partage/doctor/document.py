@@ -11,7 +11,7 @@ from rich.text import Text
 
 from partage.answers.documents.document import Document, row
 from partage.doctor.decide.diagnose import Diagnosis, Explained, NotLooked
-from partage.doctor.decide.observation import Finding, Trouble, repair_sentence
+from partage.doctor.decide.finding import Finding, Trouble, repair_sentence
 from partage.doctor.repair import Repaired
 from partage.text import count_of
 from partage.values import Frozen

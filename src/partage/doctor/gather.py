@@ -22,7 +22,7 @@ from partage.doctor.gather_agent import (
 from partage.doctor.gather_policy import GivenPolicy, Looked, look
 from partage.doctor.gather_slurm import slurm_seen
 from partage.doctor.host.cdi_files import cdi_files
-from partage.doctor.host.machine import clock_seen, device_files, disks_seen, nvidia_cards
+from partage.doctor.host.machine import clock_seen, device_files, disks_seen, nvidia_gpus
 from partage.doctor.host.root import DoctorPlace, driver_root, host
 from partage.doctor.host.runtime import container_runtime
 from partage.edges.hardware.binding import find_library
@@ -99,7 +99,7 @@ def _with_files(seen: Observation, place: DoctorPlace, sources: Sources) -> Obse
     minors = [gpu.minor for gpu in inventory]
     return replace(
         seen,
-        cards=nvidia_cards(root),
+        pci_gpus=nvidia_gpus(root),
         driver=_driver_parts(place),
         device_files=_unless(contained, lambda: device_files(root, driver_root(place), minors))
         if works

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
-from partage.doctor.decide.observation import (
+from partage.doctor.decide.finding import (
     MakeDirectory,
     RemoveCdiFile,
     RemoveClaimFile,
     RemoveMpsDirectory,
     RemoveSocket,
     Repair,
-    Unseen,
 )
+from partage.doctor.decide.observation import Unseen
 from partage.doctor.decide.runtime import cdi_problem
 from partage.doctor.gather_agent import claim_files_of
 from partage.doctor.host.cdi_files import cdi_files

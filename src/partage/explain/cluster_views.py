@@ -203,17 +203,17 @@ def _annotated(node: Object, view: NodeView) -> NodeView:
     memory = read_memory(notes.get(GPU_MEMORY, ""))
     if memory is None:
         return view
-    cards = [(GpuUuid(f"card-{card.index}-{place}"), card) for place, card in enumerate(memory.cards)]
+    devices = [(GpuUuid(f"card-{units.index}-{place}"), units) for place, units in enumerate(memory.devices)]
     offer: dict[GpuUuid, GpuOffer] = {
-        uuid: (_row(uuid, card.index, card.total, card.unit_bytes),) for uuid, card in cards
+        uuid: (_row(uuid, device.index, device.total, device.unit_bytes),) for uuid, device in devices
     }
     cordoned = names_in(notes.get(CORDONED, ""))
     obstacles: dict[DeviceUuid, tuple[Obstacle, ...]] = {
-        uuid: (Cordoned(),) for uuid, card in cards if str(card.index) in cordoned
+        uuid: (Cordoned(),) for uuid, device in devices if str(device.index) in cordoned
     }
     return replace(
         view,
-        gpus=tuple(GpuView(card.index, uuid) for uuid, card in cards),
+        gpus=tuple(GpuView(device.index, uuid) for uuid, device in devices),
         offer=offer,
         held=_held(memory, [rows[0] for rows in offer.values()]),
         obstacles=obstacles,
@@ -247,8 +247,8 @@ def _held(memory: NodeMemory, rows: Sequence[DeviceOffer]) -> dict[Hold, str]:
                 share = rows[place].share_id(next_unit[place])
                 held[MEMORY_RESOURCE, share] = f"{pod.namespace}/{pod.name}" if pod.name else ""
                 next_unit[place] += 1
-    for place, card in enumerate(memory.cards):  # of pods that the annotation leaves out
-        while next_unit[place] < min(card.used, card.total):
+    for place, device in enumerate(memory.devices):  # of pods that the annotation leaves out
+        while next_unit[place] < min(device.used, device.total):
             held[MEMORY_RESOURCE, rows[place].share_id(next_unit[place])] = ""
             next_unit[place] += 1
     return held
@@ -311,8 +311,8 @@ def holdings_on_node(needs: PodNeeds, view: NodeView | None) -> str:
         for name in dict.fromkeys(name for _, name, _ in needs.asks)
         if (word := view.labels.get(f"{DOMAIN}/{name.partition('/')[2]}.guarantee", "")) in set(Guarantee)
     ]
-    cards = sorted({device_of(hold[1]) for hold, holder in view.held.items() if holder == needs.key})
-    indexes = [gpu.index for gpu in view.gpus if gpu.uuid in cards]
+    devices = sorted({device_of(hold[1]) for hold, holder in view.held.items() if holder == needs.key})
+    indexes = [gpu.index for gpu in view.gpus if gpu.uuid in devices]
     where = f", of {gpus(indexes)}" if indexes else ""
     promised = f" The least that the node guarantees: {'; '.join(guarantees)}." if guarantees else ""
     return (

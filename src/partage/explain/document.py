@@ -17,11 +17,12 @@ from partage.explain.decide.changes import (
     DropSelector,
     RaiseReplicas,
 )
+from partage.explain.decide.claim_reasons import NoDeviceEver, NoDevicesForClaims
 from partage.explain.decide.explain import NodeVerdict
 from partage.explain.decide.gpus import GpuVerdict
 from partage.explain.decide.job import JobNodeVerdict
 from partage.explain.decide.pod_and_node import PodNeeds
-from partage.explain.decide.reasons import GpuReason, NodeReason, NoDeviceEver, NoDevicesForClaims
+from partage.explain.decide.reasons import GpuReason, NodeReason
 from partage.model.ids import DeviceUuid, ResourceName, ShareId
 from partage.model.share import Guarantee
 from partage.plan.serve.ledger_entry import Certainty

@@ -11,7 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell, slices_of
+from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell
+from partage.answers.render.slices import slices_of
 from partage.answers.render.tables import plain_table
 from partage.answers.wording import product_word
 from partage.edges.files.catalogue import geometry_of

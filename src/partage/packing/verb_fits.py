@@ -60,7 +60,8 @@ def _inventory(name: str) -> Inventory:
 
 
 def _draw(document: FitsDocument, nodes: Sequence[Gpu], path: str) -> None:
-    from partage.answers.render.drawing import draw, picture_file
+    from partage.answers.render.drawing import picture_file
+    from partage.answers.render.node_drawing import draw
     from partage.errors import Unsatisfiable
     from partage.packing.tables import pictured
 

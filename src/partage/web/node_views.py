@@ -344,10 +344,10 @@ def _minis(node: PublishedNode) -> Iterator[Child]:
     """One for each GPU where amounts are published, else one for each resource."""
     kind = strategy_of(node) or "none"
     if node.memory is not None:
-        for card in node.memory.cards:
-            held, total = (format_bytes(units * card.unit_bytes) for units in (card.used, card.total))
-            part = card.used / card.total if card.total else None
-            yield mini(part, f"GPU {card.index}: {held} of {total} held", kind)
+        for device in node.memory.devices:
+            held, total = (format_bytes(units * device.unit_bytes) for units in (device.used, device.total))
+            part = device.used / device.total if device.total else None
+            yield mini(part, f"GPU {device.index}: {held} of {total} held", kind)
     for resource in node.resources:
         if node.memory is None or resource.name != MEMORY_RESOURCE:
             part = (

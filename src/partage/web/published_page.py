@@ -232,8 +232,8 @@ def _pending(gpu: PendingGpu) -> Element:
 def _cards(node: PublishedNode, memory: NodeMemory) -> dict[str, Element]:
     """A card for each GPU that is shared by amounts, drawn as on the page of its agent."""
     places: dict[int, list[int]] = {}
-    for place, card in enumerate(memory.cards):
-        places.setdefault(card.index, []).append(place)
+    for place, device in enumerate(memory.devices):
+        places.setdefault(device.index, []).append(place)
     return {f"gpu-{index}": _card(node, memory, index, some) for index, some in sorted(places.items())}
 
 
@@ -245,7 +245,7 @@ def _card(node: PublishedNode, memory: NodeMemory, index: int, places: Sequence[
     rows = [
         (
             foreign(f"{pod.namespace}/{pod.name}") if pod.name else "not known yet",
-            format_bytes(sum(pod.units[place] * memory.cards[place].unit_bytes for place in places)),
+            format_bytes(sum(pod.units[place] * memory.devices[place].unit_bytes for place in places)),
             NOT_PUBLISHED,
             NOT_PUBLISHED,
         )
@@ -273,7 +273,7 @@ def _card(node: PublishedNode, memory: NodeMemory, index: int, places: Sequence[
 
 def _block(memory: NodeMemory, place: int) -> DeviceBlock:
     """A device: what each pod holds, what pods hold that are not listed, what is free."""
-    card = memory.cards[place]
+    device = memory.devices[place]
     cells = [
         ShareCell(
             Mark.HELD, n, f"{pod.namespace}/{pod.name}" if pod.name else "a pod that is not known yet", n
@@ -281,13 +281,13 @@ def _block(memory: NodeMemory, place: int) -> DeviceBlock:
         for pod in memory.pods
         if (n := pod.units[place])
     ]
-    unlisted = card.used - sum(cell.count for cell in cells)
+    unlisted = device.used - sum(cell.count for cell in cells)
     if unlisted > 0:
         cells.append(ShareCell(Mark.HELD, unlisted, "pods that are not listed", unlisted))
-    free = card.total - sum(cell.count for cell in cells)
+    free = device.total - sum(cell.count for cell in cells)
     if free > 0:
         cells.append(ShareCell(Mark.FREE, free, count=free))
-    return DeviceBlock("", max(1, card.total), tuple(cells), unit_bytes=card.unit_bytes)
+    return DeviceBlock("", max(1, device.total), tuple(cells), unit_bytes=device.unit_bytes)
 
 
 def _resources(node: PublishedNode) -> Element:
@@ -327,10 +327,10 @@ def _pod(pod: ClusterPod, node: PublishedNode) -> Sequence[Child]:
     asks = [f"{pod.requests[row.name]} of {row.name}" for row in node.resources if row.name in pod.requests]
     memory = node.memory or NodeMemory(())
     held = [
-        f"GPU {card.index}: {format_bytes(count * card.unit_bytes)}"
+        f"GPU {device.index}: {format_bytes(count * device.unit_bytes)}"
         for holder in memory.pods
         if (holder.namespace, holder.name) == (pod.namespace, pod.name)
-        for card, count in zip(memory.cards, holder.units, strict=True)
+        for device, count in zip(memory.devices, holder.units, strict=True)
         if count
     ]
     return (

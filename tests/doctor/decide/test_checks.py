@@ -14,7 +14,6 @@ from partage.doctor.decide.diagnose import CHECKS, diagnose
 from partage.doctor.decide.observation import (
     Agent,
     AgentReason,
-    Card,
     ContainerRuntime,
     Disk,
     Kubelet,
@@ -22,6 +21,7 @@ from partage.doctor.decide.observation import (
     MpsState,
     Observation,
     ObservedPolicy,
+    PciGpu,
     RuntimeHandler,
     Unseen,
 )
@@ -150,8 +150,8 @@ def test_conditions_of_gpus() -> None:
 
 
 def test_a_card_of_a_virtual_machine_is_no_fault() -> None:
-    assert _codes(cards=(Card("0", "nvidia"), Card("1", "vfio-pci"))) == []
-    assert _codes(cards=(Card("0", "nvidia"), Card("1", "nouveau"))) == ["gpu-without-driver"]
+    assert _codes(pci_gpus=(PciGpu("0", "nvidia"), PciGpu("1", "vfio-pci"))) == []
+    assert _codes(pci_gpus=(PciGpu("0", "nvidia"), PciGpu("1", "nouveau"))) == ["gpu-without-driver"]
 
 
 def test_a_daemon_that_serves_the_gpu_needs_its_compute_mode() -> None:

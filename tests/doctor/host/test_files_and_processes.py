@@ -1,4 +1,4 @@
-"""Cards, CDI specifications, processes, clock and disks."""
+"""GPUs on the bus, CDI specifications, processes, clock and disks."""
 
 import json
 import os
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from partage.doctor.decide.observation import Card, Clock, Kubelet, Unseen
+from partage.doctor.decide.observation import Clock, Kubelet, PciGpu, Unseen
 from partage.doctor.host.cdi_files import cdi_files
 from partage.doctor.host.kubelet import kubelet_seen
-from partage.doctor.host.machine import clock_seen, disks_seen, nvidia_cards
+from partage.doctor.host.machine import clock_seen, disks_seen, nvidia_gpus
 from partage.doctor.host.processes import HIDDEN, agent_processes, kubelet_process, mps_processes
 from partage.doctor.host.root import NodeRoot
 from partage.edges.host.procfs import INITIAL_PID_NAMESPACE
@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> NodeRoot:
     return NodeRoot(tmp_path)
 
 
-def test_only_gpus_of_nvidia_are_cards(root: NodeRoot) -> None:
+def test_only_gpus_of_nvidia_count(root: NodeRoot) -> None:
     for address, vendor, kind in (
         ("0", "0x10de", "0x030200"),
         ("1", "0x10de", "0x040300"),
@@ -44,13 +44,13 @@ def test_only_gpus_of_nvidia_are_cards(root: NodeRoot) -> None:
     _file(root.path, "sys/bus/pci/devices/3/vendor", "0x10de")
     _file(root.path, "sys/bus/pci/devices/3/class", "0x030200")
     (root.path / "sys/bus/pci/devices/3/physfn").symlink_to("../0")
-    assert nvidia_cards(root) == (Card("0", "vfio-pci"),), "and no virtual function of one"
+    assert nvidia_gpus(root) == (PciGpu("0", "vfio-pci"),), "and no virtual function of one"
 
 
 def test_without_a_bus_there_is_no_card_and_without_sysfs_it_is_not_known(root: NodeRoot) -> None:
-    assert isinstance(nvidia_cards(root), Unseen)
+    assert isinstance(nvidia_gpus(root), Unseen)
     (root.path / "sys/bus").mkdir(parents=True)
-    assert nvidia_cards(root) == ()
+    assert nvidia_gpus(root) == ()
 
 
 def test_of_cdi_only_nvidias_devices_count(root: NodeRoot) -> None:

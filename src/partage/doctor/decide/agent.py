@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import re
 
+from partage.doctor.decide.finding import Check, Finding, MakeDirectory, error
 from partage.doctor.decide.gpus import named_gpus
-from partage.doctor.decide.observation import (
-    Agent,
-    Check,
-    Finding,
-    Kubelet,
-    MakeDirectory,
-    Observation,
-    ObservedPolicy,
-    error,
-)
+from partage.doctor.decide.observation import Agent, Kubelet, Observation, ObservedPolicy
 from partage.errors import Severity
 from partage.values import Frozen
 

@@ -15,7 +15,8 @@ from partage.doctor.decide import (
     runtime,
     slurm,
 )
-from partage.doctor.decide.observation import EVERYTHING, Check, Finding, Observation, Repair, Unseen
+from partage.doctor.decide.finding import EVERYTHING, Check, Finding, Repair
+from partage.doctor.decide.observation import Observation, Unseen
 from partage.values import Answer, Frozen
 
 CHECKS: tuple[Check, ...] = (

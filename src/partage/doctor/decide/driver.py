@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from partage.doctor.decide.observation import (
-    EVERYTHING,
-    Card,
-    Check,
-    DeviceFile,
-    DriverParts,
-    Finding,
-    Observation,
-    error,
-    warning,
-)
+from partage.doctor.decide.finding import EVERYTHING, Check, Finding, error, warning
+from partage.doctor.decide.observation import DeviceFile, DriverParts, Observation, PciGpu
 from partage.model.gpu import PAUSED, Driver, NoDriver
 from partage.model.nvml_functions import USES
 from partage.text import count_of, listed
@@ -40,7 +31,7 @@ OF_GPUS = frozenset({
 
 
 def _no_gpu(now: Observation) -> Finding | None:
-    if not isinstance(now.inventory.driver, NoDriver) or now.cards != () or _parts(now).module:
+    if not isinstance(now.inventory.driver, NoDriver) or now.pci_gpus != () or _parts(now).module:
         return None
     parts = _parts(now)
     return error(
@@ -58,13 +49,13 @@ def _no_gpu(now: Observation) -> Finding | None:
 
 
 def _nouveau(now: Observation) -> Finding | None:
-    taken = [card for card in _cards(now) if card.driver == _NOUVEAU]
+    taken = [gpu for gpu in _pci_gpus(now) if gpu.driver == _NOUVEAU]
     if not taken or not isinstance(now.inventory.driver, NoDriver):
         return None
     return error(
         "nouveau",
         "The kernel driver nouveau has the GPUs, so NVIDIA's driver cannot have them",
-        (f"nouveau is bound to {listed([card.address for card in taken], _SHOWN)} (/sys/bus/pci/devices)",),
+        (f"nouveau is bound to {listed([gpu.address for gpu in taken])} (/sys/bus/pci/devices)",),
         "Put 'blacklist nouveau' and 'options nouveau modeset=0' into /etc/modprobe.d/nouveau.conf, "
         "run update-initramfs -u (or dracut --force), and reboot",
     )
@@ -80,8 +71,8 @@ def _module_missing(now: Observation) -> Finding | None:
         return error(
             "driver-missing", "There is no NVIDIA driver on this node", driver.reason, _sentence(driver.hint)
         )
-    cards = [card.address for card in _cards(now)]
-    seen = [f"the kernel sees {count_of(len(cards), 'GPU')}: {listed(cards, _SHOWN)}"] if cards else []
+    addresses = [gpu.address for gpu in _pci_gpus(now)]
+    seen = [f"the kernel sees {count_of(len(addresses), 'GPU')}: {listed(addresses)}"] if addresses else []
     install = "install the driver" if not parts.library else "load its kernel module: modprobe nvidia"
     return error(
         "driver-missing",
@@ -202,24 +193,24 @@ def _file_problem(file: DeviceFile) -> str:
 
 
 def _without_driver(now: Observation) -> Finding | None:
-    assert isinstance(now.cards, tuple)
+    assert isinstance(now.pci_gpus, tuple)
     if not isinstance(now.inventory.driver, Driver):
         return None
-    bare = [card for card in now.cards if card.driver not in {"nvidia", *_PASSED_THROUGH}]
+    bare = [gpu for gpu in now.pci_gpus if gpu.driver not in {"nvidia", *_PASSED_THROUGH}]
     if not bare:
         return None
     return error(
         "gpu-without-driver",
         f"The NVIDIA driver does not have {count_of(len(bare), 'GPU')} that the kernel sees",
-        (f"{card.address}: bound to {card.driver or 'no driver'} (/sys/bus/pci/devices)" for card in bare),
+        (f"{gpu.address}: bound to {gpu.driver or 'no driver'} (/sys/bus/pci/devices)" for gpu in bare),
         "Look at dmesg for NVRM and this address: a GPU that the driver does not support, or that has no "
         "power, says so there. A GPU that another driver holds: unbind it there, then echo its address to "
         "/sys/bus/pci/drivers/nvidia/bind",
     )
 
 
-def _cards(now: Observation) -> tuple[Card, ...]:
-    return now.cards if isinstance(now.cards, tuple) else ()
+def _pci_gpus(now: Observation) -> tuple[PciGpu, ...]:
+    return now.pci_gpus if isinstance(now.pci_gpus, tuple) else ()
 
 
 def _parts(now: Observation) -> DriverParts:
@@ -266,7 +257,7 @@ CHECKS = (
     Check("device-file-missing", "device files", ("device_files",), _device_files,
           frozenset({"agent:device-file-missing", "mig-file-missing", "cdi-broken"})),
     Check("driver-lacks", _DRIVER, (), _old_library),
-    Check("gpu-without-driver", "GPUs on the PCI bus", ("cards",), _without_driver,
+    Check("gpu-without-driver", "GPUs on the PCI bus", ("pci_gpus",), _without_driver,
           frozenset({"labels-stale", "slurm-gpus-differ"})),
 )  # fmt: skip
 """In this order: the first one is the cause."""

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from partage.doctor.decide.observation import (
-    Check,
-    Finding,
-    MpsState,
-    Observation,
-    ObservedPolicy,
-    error,
-    warning,
-)
+from partage.doctor.decide.finding import Check, Finding, error, warning
+from partage.doctor.decide.observation import MpsState, Observation, ObservedPolicy
 from partage.model.gpu import ComputeMode, RecoveryAction
 from partage.model.health import GpuCondition
 from partage.model.ids import GpuUuid

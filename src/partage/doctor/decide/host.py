@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from partage.doctor.decide.observation import Agent, Check, Clock, Disk, Finding, Observation, error, warning
+from partage.doctor.decide.finding import Check, Finding, error, warning
+from partage.doctor.decide.observation import Agent, Clock, Disk, Observation
 from partage.units import MIB, format_bytes
 
 LEAST_BYTES = 32 * MIB

@@ -6,18 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.doctor.decide.observation import (
-    Agent,
-    Check,
-    Finding,
-    Kubelet,
-    Observation,
-    ObservedPolicy,
-    RemoveSocket,
-    Unseen,
-    error,
-    warning,
-)
+from partage.doctor.decide.finding import Check, Finding, RemoveSocket, error, warning
+from partage.doctor.decide.observation import Agent, Kubelet, Observation, ObservedPolicy, Unseen
 from partage.model.ids import VENDOR
 from partage.model.node_labels import DOMAIN, FEATURE_DISCOVERY, MIG_CONFIG, MIG_CONFIG_STATE, POLICY_LABELS
 from partage.model.policy import GpuEntry

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from partage.doctor.decide.observation import (
-    Agent,
-    Check,
-    ClaimFile,
-    Finding,
-    LimitFile,
-    Observation,
-    RemoveClaimFile,
-    warning,
-)
+from partage.doctor.decide.finding import Check, Finding, RemoveClaimFile, warning
+from partage.doctor.decide.observation import Agent, ClaimFile, LimitFile, Observation
 from partage.text import listed
 
 _MOST_SHOWN = 5

@@ -1,5 +1,4 @@
-"""What was seen of a node, one field for each thing that is looked at; and what a check and its finding are,
-and what may be repaired without asking. Values only.
+"""What was seen of a node, one field for each thing that is looked at. Values only.
 
 A field is None where there is no such thing here (a simulated node has no files, a Slurm node no kubelet),
 and Unseen where it could not be looked at. Paths are those of the node, whatever root they were read below.
@@ -7,20 +6,18 @@ and Unseen where it could not be looked at. Paths are those of the node, whateve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeVar
+from collections.abc import Mapping
+from typing import Literal
 
 from msgspec import field
 
-from partage.errors import Problem, Severity
+from partage.errors import Problem
 from partage.model.gpu import Inventory
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.node_labels import NodeLabels
 from partage.model.policy import Policy
-from partage.values import Frozen, Tagged
-
-T = TypeVar("T")
+from partage.values import Frozen
 
 
 class Unseen(Frozen):
@@ -29,7 +26,7 @@ class Unseen(Frozen):
     why: str
 
 
-class Card(Frozen):
+class PciGpu(Frozen):
     """A GPU on the PCI bus. address: ``0000:1a:00.0``. driver: which kernel driver has it; empty: none."""
 
     address: str
@@ -294,7 +291,7 @@ class Observation(Frozen, kw_only=True):
     """A node at one moment. See the module for None and Unseen. reasons: what the running agent reports."""
 
     inventory: Inventory
-    cards: tuple[Card, ...] | Unseen | None = None
+    pci_gpus: tuple[PciGpu, ...] | Unseen | None = field(default=None, name="cards")
     driver: DriverParts | Unseen | None = None
     device_files: tuple[DeviceFile, ...] | Unseen | None = None
     conditions: tuple[GpuCondition, ...] | Unseen | None = None
@@ -311,105 +308,3 @@ class Observation(Frozen, kw_only=True):
     mps: MpsState | Unseen | None = None
     slurm: SlurmState | Unseen | None = None
     labels: NodeLabels | Unseen | None = None
-
-
-class RemoveMpsDirectory(Tagged):
-    """Remove the directory of a daemon that does not run."""
-
-    path: str
-    device: DeviceUuid
-
-
-class RemoveSocket(Tagged):
-    """Remove a socket at which nobody listens."""
-
-    path: str
-
-
-class RemoveCdiFile(Tagged):
-    """Remove a CDI specification that Partage wrote and that no longer fits; the agent writes a new one."""
-
-    path: str
-
-
-class RemoveClaimFile(Tagged):
-    """Remove the CDI file of a claim that no running pod has, where no agent runs."""
-
-    path: str
-
-
-class MakeDirectory(Tagged):
-    """Make a directory of Partage that is gone. mode: its permissions."""
-
-    path: str
-    mode: int = 0o700
-
-
-Repair = RemoveMpsDirectory | RemoveSocket | RemoveCdiFile | RemoveClaimFile | MakeDirectory
-"""What ``--fix`` may do: nothing that a running program, a GPU or somebody else's file would notice."""
-
-_DOES = {
-    RemoveMpsDirectory: "remove {}",
-    RemoveSocket: "remove the socket {}",
-    RemoveCdiFile: "remove the CDI specification {}",
-    RemoveClaimFile: "remove the claim's CDI file {}",
-    MakeDirectory: "make the directory {}",
-}
-
-
-def repair_sentence(repair: Repair) -> str:
-    """What it does, ``remove /run/partage/mps/GPU-...``."""
-    return _DOES[type(repair)].format(repair.path)
-
-
-class Trouble(Frozen):
-    """One thing that is wrong.
-
-    code: stable, for programs. message: what is wrong, a sentence. evidence: what was seen and where, one
-    clause each. fix: what to do next, a sentence.
-    """
-
-    code: str
-    severity: Severity
-    message: str
-    evidence: tuple[str, ...]
-    fix: str
-
-
-class Finding(Trouble):
-    """What a check has found. repairs: what ``--fix`` does about it."""
-
-    repairs: tuple[Repair, ...] = ()
-
-
-class Check(Frozen):
-    """One row of the table of checks.
-
-    code: of its finding. what: it looks at, a noun. needs: fields of the observation without which it cannot
-    look. judge: its finding, None, or why it could not look. explains: codes of findings that follow from
-    its own, or would be worth nothing beside it; ``*``: all others.
-    """
-
-    code: str
-    what: str
-    needs: tuple[str, ...]
-    judge: Callable[[Observation], Finding | Unseen | None]
-    explains: frozenset[str] = frozenset()
-
-
-EVERYTHING = "*"
-"""In ``Check.explains``: nothing else has to be looked at."""
-
-
-def error(code: str, message: str, evidence: str | Iterable[str], fix: str, *repairs: Repair) -> Finding:
-    """A finding that keeps GPUs, pods or jobs from working. evidence: a clause, or several."""
-    return Finding(code, "error", message, _clauses(evidence), fix, repairs)
-
-
-def warning(code: str, message: str, evidence: str | Iterable[str], fix: str, *repairs: Repair) -> Finding:
-    """A finding that works now and costs something, or will fail one day."""
-    return Finding(code, "warning", message, _clauses(evidence), fix, repairs)
-
-
-def _clauses(evidence: str | Iterable[str]) -> tuple[str, ...]:
-    return (evidence,) if isinstance(evidence, str) else tuple(evidence)

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from partage.doctor.decide.observation import (
-    Agent,
-    Check,
-    Finding,
-    MpsState,
-    Observation,
-    ObservedPolicy,
-    RemoveMpsDirectory,
-    SlurmState,
-    Unseen,
-    error,
-    warning,
-)
+from partage.doctor.decide.finding import Check, Finding, RemoveMpsDirectory, error, warning
+from partage.doctor.decide.observation import Agent, MpsState, Observation, ObservedPolicy, SlurmState, Unseen
 from partage.errors import Problem
 from partage.text import gpus
 

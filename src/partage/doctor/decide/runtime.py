@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from partage.doctor.decide.finding import Check, Finding, RemoveCdiFile, error, warning
 from partage.doctor.decide.observation import (
     CdiFile,
-    Check,
     ContainerRuntime,
     DriverParts,
-    Finding,
     Kubelet,
     Observation,
     ObservedPolicy,
-    RemoveCdiFile,
     Unseen,
-    error,
-    warning,
 )
 from partage.model.policy import DeviceListStrategy, Options, TimeSlicing
 from partage.plan.offer.caveats import ACCEPTS_ENV, refused_ways

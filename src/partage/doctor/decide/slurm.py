@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partage.doctor.decide.observation import Check, Finding, Observation, SlurmState, Unseen, error, warning
+from partage.doctor.decide.finding import Check, Finding, error, warning
+from partage.doctor.decide.observation import Observation, SlurmState, Unseen
 from partage.errors import Problem
 from partage.text import listed
 

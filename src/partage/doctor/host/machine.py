@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from partage.doctor.decide.observation import Card, Clock, DeviceFile, Disk, Unseen
+from partage.doctor.decide.observation import Clock, DeviceFile, Disk, PciGpu, Unseen
 from partage.doctor.host.root import NodeRoot
 
 _NVIDIA = "0x10de"
@@ -19,7 +19,7 @@ _DISPLAY = "0x03"
 """PCI class of display and 3D controllers."""
 
 
-def nvidia_cards(root: NodeRoot) -> tuple[Card, ...] | Unseen:
+def nvidia_gpus(root: NodeRoot) -> tuple[PciGpu, ...] | Unseen:
     """All of them, by address. A machine without a PCI bus has none."""
     devices = root.sys / "bus/pci/devices"
     try:
@@ -29,7 +29,7 @@ def nvidia_cards(root: NodeRoot) -> tuple[Card, ...] | Unseen:
         paths = sorted(devices.iterdir())
     except OSError as error:
         return Unseen(f"{devices} cannot be read: {error.strerror}")
-    return tuple(Card(path.name, _driver(path)) for path in paths if _is_gpu(path))
+    return tuple(PciGpu(path.name, _driver(path)) for path in paths if _is_gpu(path))
 
 
 def _is_gpu(device: Path) -> bool:

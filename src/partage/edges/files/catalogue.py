@@ -240,7 +240,7 @@ def model_of(gpu: Gpu) -> str:
 def geometry_of(gpu: Gpu) -> Geometry | None:
     """What ``gpu`` allows under MIG; None if not known (``why_no_geometry``).
 
-    What the driver of this GPU said (``Gpu.geometry``) counts before the catalogue: it is of this very card.
+    What the driver of this GPU said (``Gpu.geometry``) counts before the catalogue: it is of this very GPU.
     """
     if gpu.geometry is not None:
         return gpu.geometry

@@ -6,7 +6,7 @@ Each is a sentence that begins with what to do. ``apply`` carries them out on va
 from __future__ import annotations
 
 from partage.explain.decide.amounts import Unit, request_text
-from partage.explain.decide.reasons import SHOWN, NodeReason, taint_text
+from partage.explain.decide.reasons import NodeReason, taint_text
 from partage.model.ids import GpuUuid
 from partage.text import count_of, listed, shortened
 from partage.values import Frozen, Tagged
@@ -72,9 +72,9 @@ class WaitForPods(Tagged):
         claims = [who for who in self.pods if who.startswith(_CLAIM)]
         names = [who for who in self.pods if not who.startswith((_NAMELESS, _CLAIM))]
         nameless = len(self.pods) - len(names) - len(claims)
-        parts = [f"{'pod' if len(names) == 1 else 'pods'} {listed(names, SHOWN)}"] if names else []
+        parts = [f"{'pod' if len(names) == 1 else 'pods'} {listed(names)}"] if names else []
         if claims:
-            parts.append(f"the pods of {listed(claims, SHOWN)}")
+            parts.append(f"the pods of {listed(claims)}")
         if nameless:
             parts.append(f"{count_of(nameless, 'pod')} that the kubelet does not name yet")
         one = len(self.pods) == 1 and not claims
@@ -91,7 +91,7 @@ class WaitForGpu(Tagged):
     def __str__(self) -> str:
         if not self.pods:
             return f"wait until GPU {self.gpu} has changed; partage show says how far it is"
-        return f"wait until GPU {self.gpu} has changed, which waits for {listed(self.pods, SHOWN)} to end"
+        return f"wait until GPU {self.gpu} has changed, which waits for {listed(self.pods)} to end"
 
 
 class Uncordon(Tagged):

@@ -43,6 +43,16 @@ from partage.explain.decide.changes import (
     WaitForGpu,
     WaitForPods,
 )
+from partage.explain.decide.claim_reasons import (
+    ClaimElsewhere,
+    ClaimMissing,
+    ClassUnknown,
+    GpuForClaim,
+    NodeRefusesClaim,
+    NoDeviceEver,
+    NoDeviceNow,
+    NoDevicesForClaims,
+)
 from partage.explain.decide.gpus import GpuVerdict, obstacle_words
 from partage.explain.decide.pod_and_node import (
     CLAIM_BY_NAME,
@@ -53,18 +63,7 @@ from partage.explain.decide.pod_and_node import (
     PodNeeds,
     Unhealthy,
 )
-from partage.explain.decide.reasons import (
-    SHOWN,
-    ClaimElsewhere,
-    ClaimMissing,
-    ClassUnknown,
-    GpuForClaim,
-    GpuOffersOther,
-    NodeRefusesClaim,
-    NoDeviceEver,
-    NoDeviceNow,
-    NoDevicesForClaims,
-)
+from partage.explain.decide.reasons import GpuOffersOther
 from partage.model.ids import GpuUuid
 from partage.plan.offer.select import GeometryOf
 from partage.plan.serve.claim_offer import Closed
@@ -312,7 +311,7 @@ def _less(source: str, way: WayVerdict, words: ClaimWords | None) -> Iterator[Cl
             number = word.at_most(most, total)
             if word.capacity == name and number > 0:
                 then = amount_words(word.amount(number, total))
-                theirs = f"{word.then(number)} in {listed(words.containers, SHOWN)}"
+                theirs = f"{word.then(number)} in {listed(words.containers)}"
                 yield ClaimLess(source, way.way.name, now, then, name, theirs)
 
 

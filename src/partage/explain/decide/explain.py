@@ -28,6 +28,7 @@ from partage.explain.decide.changes import (
     UncordonNode,
     WaitForPods,
 )
+from partage.explain.decide.claim_reasons import NodeRefusesClaim
 from partage.explain.decide.claims import claim_verdicts, claims_finding, given_on
 from partage.explain.decide.gpus import GpuVerdict, gpu_verdicts
 from partage.explain.decide.never import Trials, never
@@ -40,7 +41,6 @@ from partage.explain.decide.reasons import (
     NodeGivesNothing,
     NodeNotReady,
     NodeReason,
-    NodeRefusesClaim,
     Tainted,
     WrongNode,
 )

@@ -106,9 +106,6 @@ def said_by_slurm(reason: str) -> SlurmWord | None:
     return SlurmWord(f"Slurm gives a reason that is not known here: {word}", _SHOW)
 
 
-_SHOWN = 6
-
-
 class JobGpu(Answer):
     """One GPU of a node, by Slurm's index. why: why it gives the job nothing; empty: it could. todo: what to
     do; may be empty."""
@@ -210,7 +207,7 @@ def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNodeVerdict, ...]) ->
                 job.reason,
                 nodes,
             )
-    names = listed([str(other.job) for other in ahead], _SHOWN) or "other jobs"
+    names = listed([str(other.job) for other in ahead]) or "other jobs"
     free = any(not node.why for node in nodes)
     more = "; GPUs that it could have are free, and are kept for jobs before it" if free else ""
     return JobVerdict(
@@ -323,7 +320,7 @@ def _gpus(
     need = 1 if asked.count is None else asked.count
     for index, gpu in enumerate(view.gpus):
         users = _users(view.name, index, now)
-        names = listed([f"job {job.job} ({job.user or '?'}, {gres})" for job, gres, _ in users], _SHOWN)
+        names = listed([f"job {job.job} ({job.user or '?'}, {gres})" for job, gres, _ in users])
         if asked.name in SHARED:
             units = view.shares.get(asked.name, ())
             total = units[index] if index < len(units) else 0
@@ -385,7 +382,7 @@ def _end(jobs: tuple[JobId, ...]) -> str:
     """What to do for these jobs to end."""
     if not jobs:
         return ""
-    names = listed([str(job) for job in jobs], _SHOWN)
+    names = listed([str(job) for job in jobs])
     word = "job" if len(jobs) == 1 else "jobs"
     verb = "has" if len(jobs) == 1 else "have"
     return f"wait until {word} {names} {verb} ended, or end {'it' if len(jobs) == 1 else 'them'} (scancel)"

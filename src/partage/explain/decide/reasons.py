@@ -1,14 +1,11 @@
-"""Why a pod does not run on a node, or it or its claims get nothing of a GPU: each of them a sentence."""
+"""Why a pod does not run on a node, or gets nothing of a GPU: each reason a sentence."""
 
 from __future__ import annotations
 
 from partage.explain.decide.amounts import Unit
+from partage.explain.decide.claim_reasons import ClaimReason, GpuForClaim
 from partage.text import listed
 from partage.values import Frozen, Tagged
-
-SHOWN = 6
-"""Names in a sentence."""
-
 
 # --- of a node --------------------------------------------------------------------------------------
 
@@ -48,7 +45,7 @@ class NotOffered(Tagged):
     offered: tuple[str, ...]
 
     def __str__(self) -> str:
-        there = listed(self.offered, SHOWN) or "no GPU"
+        there = listed(self.offered) or "no GPU"
         return f"nothing here is offered as {self.resource}; the node offers {there}"
 
 
@@ -227,7 +224,7 @@ class GpuOffersOther(Tagged):
     offered: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"it is offered as {listed(self.offered, SHOWN)}" if self.offered else "it is not offered"
+        return f"it is offered as {listed(self.offered)}" if self.offered else "it is not offered"
 
 
 class GpuHeld(Tagged):
@@ -240,7 +237,7 @@ class GpuHeld(Tagged):
     pods: tuple[str, ...]
 
     def __str__(self) -> str:
-        who = listed(self.pods, SHOWN) or "pods that are not named yet"
+        who = listed(self.pods) or "pods that are not named yet"
         if self.total == 1:
             return f"held by {who}"
         free = self.unit.bare(self.free) if self.free else "none"
@@ -270,106 +267,6 @@ class GpuGivesPart(Tagged):
 
     def __str__(self) -> str:
         return f"free: it could give {self.free} of the {self.asked} that are asked for"
-
-
-_SHOWN = 6
-
-
-class ClaimMissing(Tagged):
-    """There is no object from which the claim could be. source: ``ResourceClaimTemplate ten-gib``."""
-
-    claim: str
-    source: str
-    namespace: str
-
-    def __str__(self) -> str:
-        where = f" in the namespace {self.namespace}" if self.namespace else ""
-        return f"there is no {self.source}{where}, from which the pod's claim {self.claim} is to be"
-
-
-class ClassUnknown(Tagged):
-    """A request names a class that is not there."""
-
-    request: str
-    device_class: str
-    known: tuple[str, ...]
-
-    def __str__(self) -> str:
-        known = listed(self.known, _SHOWN) or "none"
-        return f"request {self.request}: there is no DeviceClass {self.device_class}; there are {known}"
-
-
-class NoDevicesForClaims(Tagged):
-    """Nothing of the node is published for claims."""
-
-    request: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"request {self.request}: {self.why}"
-
-
-class ClaimElsewhere(Tagged):
-    """The claim has devices of another node, and so binds its pods to that one. pool: of the devices."""
-
-    claim: str
-    pool: str
-
-    def __str__(self) -> str:
-        return f"{self.claim} has devices of the pool {self.pool}, and binds its pods to that node"
-
-
-class NoDeviceEver(Tagged):
-    """No device of the node could give it, even with nobody on it. nearest: why the nearest one cannot."""
-
-    request: str
-    asks: str
-    nearest: str
-
-    def __str__(self) -> str:
-        return f"request {self.request} ({self.asks}): {self.nearest}"
-
-
-class NoDeviceNow(Tagged):
-    """No device of the node can give it now. nearest: why the nearest one cannot."""
-
-    request: str
-    asks: str
-    nearest: str
-
-    def __str__(self) -> str:
-        return f"request {self.request} ({self.asks}): {self.nearest}"
-
-
-class NodeRefusesClaim(Tagged):
-    """The scheduler would send the pod, and the node would refuse the claim. text: the node's answer."""
-
-    reason: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class GpuForClaim(Tagged):
-    """Why a GPU is not enough for a request by claim."""
-
-    gpu: int
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-ClaimReason = (
-    ClaimMissing
-    | ClassUnknown
-    | NoDevicesForClaims
-    | ClaimElsewhere
-    | NoDeviceEver
-    | NoDeviceNow
-    | NodeRefusesClaim
-)
 
 
 NodeReason = (

@@ -25,7 +25,7 @@ from partage.model.node_labels import FEATURE_DISCOVERY, WrittenLabels
 from partage.plan.cluster.conditions import PLAN, PendingGpu, pending_gpus, plan_annotation
 from partage.plan.cluster.gpu_memory import (
     GPU_MEMORY,
-    count_cards,
+    count_shared_gpus,
     memory_annotation,
     node_memory,
     pod_annotations,
@@ -96,7 +96,7 @@ class NodeWriter:
         self._more_of, self._more = annotations, dict[str, str]()
         self._plan: str | None = None
         self._memory = ""
-        self._cards = 0
+        self._shared_gpus = 0
         self._counted = False
         self._count_refused: str | None = None
         self._applied: tuple[Labels, Mapping[str, str]] | None = None
@@ -140,7 +140,7 @@ class NodeWriter:
             news = labels, pending, memory, more
             if labels is not None and news != (self._wanted, self._pending, self._memory, self._more):
                 self._wanted, self._pending, self._memory, self._more = news
-                self._cards = count_cards(report.offer)
+                self._shared_gpus = count_shared_gpus(report.offer)
                 self._news.set()
 
     async def _apply_forever(self) -> None:
@@ -200,11 +200,11 @@ class NodeWriter:
     async def _count(self, node: ClusterNode) -> None:
         """Say how many GPUs are shared by amounts. What another plugin has written stays."""
         ours = self._counted or GPU_MEMORY in node.annotations
-        wanted = str(self._cards) if self._cards else ""
+        wanted = str(self._shared_gpus) if self._shared_gpus else ""
         if node.gpu_count in (wanted, self._count_refused) or not (wanted or ours):
             return
         try:
-            await self._cluster.set_gpu_count(node.name, self._cards or None)
+            await self._cluster.set_gpu_count(node.name, self._shared_gpus or None)
         except PartageError as error:  # only dashboards read it: labels go on
             self._count_refused = node.gpu_count
             log.warning("GPUs are not counted", extra={"reason": error.problems[0].message})

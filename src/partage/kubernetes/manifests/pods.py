@@ -143,7 +143,6 @@ def _toleration(place: ManifestNode, text_of: TextOf) -> Toleration:
     return Toleration(key, text_of(place.at("operator")) or "Equal", value, effect)
 
 
-_SHOWN = 6
 BY_NAME, BY_TEMPLATE = "resourceClaimName", "resourceClaimTemplateName"
 
 
@@ -163,5 +162,5 @@ def pod_claim_findings(spec: ManifestNode) -> Iterator[CheckedProblem]:
                 if claim.at("name").value not in names:
                     yield claim.error(
                         f"the pod has no claim {claim.at('name').value} under resourceClaims",
-                        f"it has: {listed(names, _SHOWN) or 'none'}",
+                        f"it has: {listed(names) or 'none'}",
                     )

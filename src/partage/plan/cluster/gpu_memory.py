@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec import field
+
 from partage.codec.values import CodecError, decode, encode_replacing
 from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, ResourceName, ShareId, device_of
 from partage.model.share import DeviceOffer, NodeOffer
@@ -22,7 +24,7 @@ LONGEST = 32 * 2**10
 """Characters of the annotation. Pods that are too many are left out of it, and counted."""
 
 
-class CardMemory(Frozen):
+class DeviceUnits(Frozen):
     """One GPU or MIG device. index: of the GPU. total, used: units. unit_bytes: of one unit."""
 
     index: int
@@ -32,8 +34,8 @@ class CardMemory(Frozen):
 
 
 class PodMemory(Frozen):
-    """What one pod holds. name: empty for pods that are not named yet, taken together. units: of each card,
-    in the order of the cards.
+    """What one pod holds. name: empty for pods that are not named yet, taken together. units: of each
+    device, in the order of the devices.
     """
 
     namespace: str
@@ -42,9 +44,9 @@ class PodMemory(Frozen):
 
 
 class NodeMemory(Frozen, omit_defaults=True):
-    """The cards of a node, and the pods that hold memory of them. more: pods that are left out."""
+    """Devices of a node, and the pods that hold memory of them. more: pods that are left out."""
 
-    cards: tuple[CardMemory, ...]
+    devices: tuple[DeviceUnits, ...] = field(name="cards")
     pods: tuple[PodMemory, ...] = ()
     more: int = 0
 
@@ -70,11 +72,11 @@ def node_memory(offer: NodeOffer, held: Iterable[HeldUnit]) -> NodeMemory:
         used[place] += 1
         pod = (holders[0].namespace, holders[0].pod) if holders else _of_claim(claim)
         pods.setdefault(pod, [0] * len(rows))[place] += 1
-    cards = tuple(
-        CardMemory(row.gpu_index, row.count, count, row.memory_bytes)
+    devices = tuple(
+        DeviceUnits(row.gpu_index, row.count, count, row.memory_bytes)
         for row, count in zip(rows, used, strict=True)
     )
-    return NodeMemory(cards, tuple(PodMemory(*pod, tuple(units)) for pod, units in sorted(pods.items())))
+    return NodeMemory(devices, tuple(PodMemory(*pod, tuple(units)) for pod, units in sorted(pods.items())))
 
 
 def _of_claim(claim: str | None) -> tuple[str, str]:
@@ -84,11 +86,11 @@ def _of_claim(claim: str | None) -> tuple[str, str]:
 
 def memory_annotation(memory: NodeMemory) -> str:
     """The annotation's value; empty where no GPU is shared by amounts."""
-    if not memory.cards:
+    if not memory.devices:
         return ""
     kept = len(memory.pods)
     while True:
-        shown = NodeMemory(memory.cards, memory.pods[:kept], len(memory.pods) - kept)
+        shown = NodeMemory(memory.devices, memory.pods[:kept], len(memory.pods) - kept)
         text = encode_replacing(shown).decode()
         if len(text) <= LONGEST or not kept:
             return text
@@ -101,10 +103,10 @@ def read_memory(annotation: str) -> NodeMemory | None:
         memory = decode(NodeMemory, annotation.encode(errors="replace"), strict=False)
     except CodecError:
         return None
-    return memory if all(len(pod.units) == len(memory.cards) for pod in memory.pods) else None
+    return memory if all(len(pod.units) == len(memory.devices) for pod in memory.pods) else None
 
 
-def count_cards(offer: NodeOffer) -> int:
+def count_shared_gpus(offer: NodeOffer) -> int:
     """GPUs of the node that are shared by amounts in gpushare's name: ``aliyun.com/gpu-count``."""
     rows = (row for rows in offer.values() for row in rows)
     return len({row.gpu for row in rows if row.by_memory and row.resource == MEMORY_RESOURCE})

@@ -168,7 +168,7 @@ def _why_not(gres: GresCount, most: int, nodes: Sequence[SlurmNodeView]) -> tupl
             f"no node has a gpu of type {gres.type}",
             f"types are compared letter by letter: write gpu:{same}",
         )
-    hint = f"there is {listed(alike or types, 6)}" if types else "the GPUs here have no types"
+    hint = f"there is {listed(alike or types)}" if types else "the GPUs here have no types"
     return f"no node has a gpu of type {gres.type}", hint
 
 
@@ -232,7 +232,7 @@ def _doubts(
         ):
             yield "a process sees one MIG device only: start one process for each (--gpus-per-task=1)"
         if gres.name == "gpu" and not gres.type and len({gpu.type for node in able for gpu in node.gpus}) > 1:
-            kinds = listed(sorted({gpu.type for node in able for gpu in node.gpus}), 6)
+            kinds = listed(sorted({gpu.type for node in able for gpu in node.gpus}))
             yield f"without a type it may be any of {kinds}, MIG devices too"
         shares = any(node.shares for node in able)
         if gres.name == "gpu" and shares and (said := releases.double_booking(version)):
