@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.claims.host import PLACES_FILE, MadePlace, MadePlaces
+from partage.claims.files import PLACES_FILE, MadePlace, MadePlaces
 from partage.errors import HardwareError
 from partage.model.ids import GpuUuid
 

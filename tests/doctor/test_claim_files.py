@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from partage.claims.decide.cdi import KIND, ClaimCdi
-from partage.claims.host import ClaimCdiFiles
+from partage.claims.files import ClaimCdiFiles
 from partage.doctor.decide.finding import RemoveClaimFile
 from partage.doctor.repair import carry_out
-from tests.claims.test_host import done
+from tests.claims.test_files import done
 from tests.doctor.faults import POD_RESOURCES
 from tests.doctor.node import Node
 from tests.kubelet_script import ScriptedKubelet, held

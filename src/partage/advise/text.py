@@ -26,7 +26,7 @@ from partage.answers.render.drawing import (
     svg,
 )
 from partage.answers.wording import product_word
-from partage.errors import InputError, Problem
+from partage.errors import wrong_input
 from partage.model.strategy import Strategy
 from partage.text import count_of
 from partage.units import format_bytes
@@ -127,18 +127,16 @@ def alternative_sentence(alternative: Alternative) -> str:
     return f"{WAYS[alternative.strategy]}: {each}, {alternative.share.guarantee}.{against}"
 
 
-FORMATS = (".mmd", ".svg")
 _MARGIN, _BOX, _LEAF, _GAP, _DOWN = 20, 430, 310, 60, 22
 _LETTER, _LINE, _SIZE = 7, 18, 12
 _TAKEN, _TAKEN_FILL = "#2e7d32", "#e0f0e1"
 
 
 def check_path_name(path: str) -> str:
-    """The file name's ending, one of ``FORMATS``. Raises InputError for another one."""
-    ending = next((known for known in FORMATS if path.lower().endswith(known)), None)
+    """The file name's ending, ``.mmd`` or ``.svg``. Raises InputError for another one."""
+    ending = next((known for known in (".mmd", ".svg") if path.lower().endswith(known)), None)
     if ending is None:
-        problem = Problem(path, "", "error", "a path is written as .mmd (Mermaid) or .svg", "path.svg")
-        raise InputError([problem])
+        raise wrong_input(path, "a path is written as .mmd (Mermaid) or .svg", "path.svg")
     return ending
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.codec.values import to_plain
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.text import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def cannot_be_written(path: str, error: OSError) -> InputError:
     """Why a file could not be written, with what is missing."""
     directory = Path(path).parent
     hint = "" if directory.is_dir() else f"there is no directory {directory}"
-    return InputError([Problem(path, "", "error", f"cannot be written: {error.strerror}", hint)])
+    return wrong_input(path, f"cannot be written: {error.strerror}", hint)
 
 
 def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:

@@ -224,8 +224,8 @@ def _object(
     from partage.admission.manifests import TranslationTerms, translated_object
     from partage.claims.check import ClaimTerms, claim_findings
     from partage.claims.decide.book import ClaimBook
-    from partage.cli.dialects import dialect_findings
     from partage.cli.manifest_amounts import amount_findings
+    from partage.cli.other_systems import other_system_findings
     from partage.kubernetes.manifests.manifest import findings
     from partage.providers.check import judge_manifest
 
@@ -253,7 +253,7 @@ def _object(
     yield from amount_findings(document, paper.file, path, offered, line_of)
     yield from claim_findings(document, paper.file, path, line_of, terms)
     if context.provider is None:
-        yield from dialect_findings(document, paper.file, path, line_of)
+        yield from other_system_findings(document, paper.file, path, line_of)
     else:
         yield from judge_manifest(document, paper.file, path, line_of, context.provider)
 

@@ -27,7 +27,7 @@ from partage.codec.yaml_tree import (
     describe,
     join_path,
 )
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.values import Frozen
 
 __all__ = [
@@ -92,7 +92,7 @@ def read_lenient(data: bytes, name: str) -> YamlDocument:
     if builder.problems:
         raise InputError([*builder.problems, *builder.duplicates])
     if builder.root is None:
-        raise _refused(name, "empty file", "start it with 'version: partage/v1'")
+        raise wrong_input(name, "empty file", "start it with 'version: partage/v1'")
     return YamlDocument(builder.root, builder.lines, tuple(builder.duplicates))
 
 
@@ -110,7 +110,7 @@ def split_documents(data: bytes) -> list[bytes]:
 def check_size(size_bytes: int, name: str) -> None:
     """Raises InputError for more than LIMIT_BYTES."""
     if size_bytes > LIMIT_BYTES:
-        raise _refused(
+        raise wrong_input(
             name,
             f"too large: {size_bytes} bytes, and at most {LIMIT_BYTES} are read",
             "a policy is a few kilobytes; is this the right file?",
@@ -121,19 +121,15 @@ def _decode(data: bytes, name: str) -> str:
     check_size(len(data), name)
     nul = data.find(b"\0")
     if nul >= 0:
-        raise _refused(name, f"binary: byte {nul} is NUL", "a policy is YAML or JSON text")
+        raise wrong_input(name, f"binary: byte {nul} is NUL", "a policy is YAML or JSON text")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _refused(name, f"not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from error
+        raise wrong_input(name, f"not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from error
     # libyaml looks through all earlier %TAG lines at each new one: 1 MiB of them takes 13 s.
     if _TAG_DIRECTIVE.search(text):
-        raise _refused(name, "%TAG directives are not supported")
+        raise wrong_input(name, "%TAG directives are not supported")
     return text
-
-
-def _refused(name: str, message: str, hint: str = "") -> InputError:
-    return InputError([Problem(name, "", "error", message, hint)])
 
 
 def _events(text: str) -> Iterator[yaml.Event]:

@@ -26,7 +26,7 @@ from partage.doctor.decide.observation import ContainerRuntime, Observation
 from partage.doctor.decide.redact import redact_text, redact_value
 from partage.doctor.host.root import DoctorPlace
 from partage.edges.host.read_file import read_regular, read_tail
-from partage.errors import InputError, PartageError, Problem
+from partage.errors import PartageError, wrong_input
 from partage.model.gpu import Driver, Inventory
 from partage.values import Frozen
 
@@ -92,7 +92,7 @@ def entries_of(place: DoctorPlace, given: BundleInput) -> Iterator[Entry]:
     for number, log in enumerate(given.logs):
         content = _tail(Path(log))
         if content is None:
-            raise InputError([Problem(log, "", "error", "cannot be read", "--log names a text file")])
+            raise wrong_input(log, "cannot be read", "--log names a text file")
         yield _text(f"logs/given-{number}-{Path(log).name}", "a log that was given", content)
 
 
@@ -249,9 +249,7 @@ def write_bundle(path: str, place: DoctorPlace, given: BundleInput) -> tuple[Ent
     try:
         _write(target, _archive((listing, *entries)))
     except OSError as error:
-        raise InputError(
-            [Problem(path, "", "error", f"cannot be written: {error.strerror}", "name another file")]
-        ) from error
+        raise wrong_input(path, f"cannot be written: {error.strerror}", "name another file") from error
     return (listing, *entries)
 
 

@@ -14,7 +14,7 @@ from partage.doctor.decide.observation import GpuDifference, ObservedPolicy, Uns
 from partage.doctor.host.root import DoctorPlace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import read_state
-from partage.errors import InputError, PartageError, Problem, Unsatisfiable
+from partage.errors import InputError, PartageError, Problem, Unsatisfiable, wrong_input
 from partage.model.gpu import Driver, Inventory
 from partage.model.health import GpuCondition
 from partage.model.ids import ResourceName
@@ -127,7 +127,7 @@ def _given(given: GivenPolicy, report: ReportDocument | None) -> ObservedPolicy:
 
     assert given.file is not None
     if given.file != "-" and not Path(given.file).exists():
-        raise InputError([Problem(given.file, "", "error", "does not exist", "--policy FILE or DIR")])
+        raise wrong_input(given.file, "does not exist", "--policy FILE or DIR")
     try:
         loaded = common_node.read_policy(given.file, given.config, report)
     except InputError as error:

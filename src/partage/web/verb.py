@@ -14,7 +14,7 @@ from partage.answers import common_output
 from partage.answers.cluster_options import cluster_of
 from partage.answers.process_start import lean_imports
 from partage.answers.verb import verb
-from partage.errors import InputError, Problem
+from partage.errors import InputError, wrong_input
 from partage.serve_http.options import http_option, http_options, http_protection
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _fleet(
             check_regular(ca)
         tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ssl.SSLError) as error:
-        raise InputError([Problem(str(ca), "", "error", f"cannot be used: {error}")]) from error
+        raise wrong_input(ca, f"cannot be used: {error}") from error
     return FleetAgents(urls, every, token, tls)
 
 
@@ -207,4 +207,4 @@ def _text(path: Path) -> str:
         return read_regular(path, 2**20).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "is not text"
-        raise InputError([Problem(str(path), "", "error", f"cannot be read: {why}")]) from error
+        raise wrong_input(path, f"cannot be read: {why}") from error

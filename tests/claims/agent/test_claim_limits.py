@@ -148,7 +148,7 @@ async def test_limits_are_set_again_when_the_daemon_was_started_again(tmp_path: 
 async def test_what_an_agent_that_was_killed_has_opened_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partage.claims.host import ClaimCdiFiles
+    from partage.claims.files import ClaimCdiFiles
 
     def dies(*_: Any) -> None:
         raise SystemError("killed")

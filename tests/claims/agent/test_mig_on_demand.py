@@ -18,7 +18,7 @@ from partage.agent.status.readiness import readiness_of
 from partage.answers.node_plan import make_plan
 from partage.answers.report import report_document
 from partage.claims.agent.ports import ClaimStep, go_on
-from partage.claims.host import ClaimCdiFiles, MadePlaces
+from partage.claims.files import ClaimCdiFiles, MadePlaces
 from partage.edges.files.policy import parse_policy
 from partage.errors import InsufficientResources
 from partage.explain.shares import share_rows

@@ -13,7 +13,7 @@ from partage.claims.model.grant import ClaimRecord
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import ResourceApi
 from partage.model.share import Guarantee
-from tests.claims.test_host import done
+from tests.claims.test_files import done
 from tests.edges.kube.store import claims_path, object_store
 from tests.kubelet_script import until
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from partage.claims.decide.cdi import KIND, ClaimCdi, record_in, with_record
 from partage.model.ids import ShareId
-from tests.claims.test_host import done, record
+from tests.claims.test_files import done, record
 
 CDI = ClaimCdi({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, ())
 

@@ -11,12 +11,12 @@ from partage.edges.files.policy import parse_policy
 from partage.errors import InputError
 from partage.plan.offer.desired import resolve
 from partage.sim.node.files.load import load_machine
+from partage.slurm.agent.drain import wanted_of
 from partage.slurm.agent.node_files import NodeFiles, check_own
 from partage.slurm.agent.options import SlurmOptions
-from partage.slurm.agent.upkeep import wanted_of
+from partage.slurm.decide.drain import Files
 from partage.slurm.decide.node_files import Writes
-from partage.slurm.decide.upkeep import Files
-from partage.slurm.host.upkeep_state import read_upkeep, write_upkeep
+from partage.slurm.host.agent_state import read_agent_state, write_agent_state
 from partage.slurm.model import LiveNode, SlurmVersion
 
 WHOLE, MPS = "version: partage/v1\n", "version: partage/v1\ngpus: [{select: all, mps: {replicas: 4}}]\n"
@@ -79,7 +79,7 @@ def test_a_time_to_come_is_taken_as_now(options, tmp_path):
     wanted, now = _wanted(options), time.time()
     NodeFiles.of(options, tmp_path / "s").write(wanted)
     os.utime(options.directory / "gres.conf", (now + 7200, now + 7200))
-    write_upkeep(tmp_path / "s", replace(read_upkeep(tmp_path / "s"), at_s=now + 7200))
+    write_agent_state(tmp_path / "s", replace(read_agent_state(tmp_path / "s"), at_s=now + 7200))
     for state in ("s", "without a memory"):
         files = NodeFiles.of(options, tmp_path / state)
         assert files.until_readable_s() <= 2

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from partage.codec.values import decode, from_plain, to_plain
 from partage.edges.host.read_file import read_named
-from partage.errors import InputError, Problem
+from partage.errors import wrong_input
 from partage.values import Frozen
 
 API_VERSION = "partage/v1"
@@ -66,27 +66,23 @@ class DocumentKind(Frozen, Generic[T]):
         try:
             content = read_named(Path(file), self.largest_bytes + 1)
             if len(content) > self.largest_bytes:
-                raise _wrong(file, f"is larger than {self.largest_bytes >> 20} MiB")
+                raise wrong_input(file, f"is larger than {self.largest_bytes >> 20} MiB")
             document = decode(cast("type[object]", Any), content, strict=False)
         except OSError as error:
-            raise _wrong(file, f"cannot be read: {error.strerror}") from error
+            raise wrong_input(file, f"cannot be read: {error.strerror}") from error
         except ValueError as error:
-            raise _wrong(file, f"is no JSON: {error}") from error
+            raise wrong_input(file, f"is no JSON: {error}") from error
         return self.from_document(document, file)
 
     def from_document(self, document: object, file: str = "") -> T:
         """The value of a document. Raises InputError for anything else."""
         if not isinstance(document, dict) or document.get("kind") != self.kind:
-            raise _wrong(file, f"is no {self.what}", self.hint)
+            raise wrong_input(file, f"is no {self.what}", self.hint)
         if document.get("apiVersion") != API_VERSION:
-            raise _wrong(file, f"is of apiVersion {document.get('apiVersion')!r}, not {API_VERSION!r}")
+            raise wrong_input(file, f"is of apiVersion {document.get('apiVersion')!r}, not {API_VERSION!r}")
         try:
             value = from_plain(self.type, document, strict=False)
             self.check(value)
         except ValueError as error:
-            raise _wrong(file, f"is not as a {self.what} is: {error}") from error
+            raise wrong_input(file, f"is not as a {self.what} is: {error}") from error
         return value
-
-
-def _wrong(file: str, message: str, hint: str = "") -> InputError:
-    return InputError([Problem(file, "", "error", message, hint)])

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.decide.on_demand import demands_of
-from partage.claims.host import MadePlace
+from partage.claims.files import MadePlace
 from partage.claims.model.grant import ClaimRecord, Granted, GrantedShare
 from partage.errors import PartageError
 from partage.model.claim import Demands, GpuDemand

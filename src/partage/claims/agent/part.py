@@ -23,7 +23,7 @@ from partage.claims.agent.taking_back import ClaimEnds, ClaimWork, TakingBack
 from partage.claims.agent.upkeep import ClaimUpkeep
 from partage.claims.decide.slices import slices_of
 from partage.claims.decide.status import held_now
-from partage.claims.host import ClaimCdiFiles, ClaimRecordFiles, MadePlaces
+from partage.claims.files import ClaimCdiFiles, ClaimRecordFiles, MadePlaces
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import ClaimRecord, ClaimState, RefusalReason
 from partage.claims.model.names import NAMES_OF_DRIVER

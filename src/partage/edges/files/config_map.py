@@ -22,7 +22,7 @@ from partage.codec.yaml_document import (
     read_lenient,
     split_documents,
 )
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.values import Frozen
 
 _DEFAULT = "default"
@@ -143,11 +143,11 @@ def choose_entry(
     if holders:
         text = f"configuration {config[:60]!r} is in several keys"
         hint = f"write one of: {', '.join(f'{entry.name}/{config}' for entry in holders)}"
-        raise InputError([Problem(file, "", "error", text, hint)])
+        raise wrong_input(file, text, hint)
     near = nearest_word(config, known)
     advice = f"did you mean {near[:60]!r}? " if near else ""
     text = f"has no configuration {config[:60]!r}"
-    raise InputError([Problem(file, "", "error", text, f"{advice}it has: {_listed(known)}")])
+    raise wrong_input(file, text, f"{advice}it has: {_listed(known)}")
 
 
 def configuration_names(entries: Sequence[ConfigEntry]) -> list[str]:
@@ -167,11 +167,11 @@ def _names(entries: Sequence[ConfigEntry]) -> list[str]:
 def _none_chosen(entries: Sequence[ConfigEntry], file: str) -> InputError:
     if not entries:
         text, hint = "the ConfigMap has no 'data'", "each key of 'data' is the text of a policy"
-        return InputError([Problem(file, "", "error", text, hint)])
+        return wrong_input(file, text, hint)
     keys = _listed([entry.name for entry in entries])
     text = f"the ConfigMap holds {len(entries)} configurations, and none is chosen"
     hint = f"--config takes one of: {keys}; without it the key {_DEFAULT!r} is taken, which is not there"
-    return InputError([Problem(file, "", "error", text, hint)])
+    return wrong_input(file, text, hint)
 
 
 def _listed(names: Sequence[str]) -> str:

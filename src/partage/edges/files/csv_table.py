@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from partage.edges.host.read_file import read_named
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.units import format_bytes
 
 LARGEST_BYTES = 512 * 2**20
@@ -46,7 +46,7 @@ def read_table(
         for cells in filter(None, rows):
             if len(found) == most:
                 message = f"has more than {most:,} lines"
-                raise InputError([Problem(str(path), "", "error", message, "take a part of it")])
+                raise wrong_input(path, message, "take a part of it")
             try:
                 found.append(take(_row(columns, cells)))
             except ValueError as error:
@@ -67,16 +67,16 @@ def _read(path: Path) -> bytes:
     try:
         content = read_named(path, LARGEST_BYTES + 1)
     except OSError as error:
-        raise InputError([Problem(str(path), "", "error", f"cannot be read: {error.strerror}")]) from error
+        raise wrong_input(path, f"cannot be read: {error.strerror}") from error
     if len(content) > LARGEST_BYTES:
         message = f"is larger than {format_bytes(LARGEST_BYTES)}"
-        raise InputError([Problem(str(path), "", "error", message, "take a part of it")])
+        raise wrong_input(path, message, "take a part of it")
     return content
 
 
 def _not_text(path: Path) -> InputError:
     hint = "it has to be UTF-8"
-    return InputError([Problem(str(path), "", "error", "cannot be read: is not text", hint)])
+    return wrong_input(path, "cannot be read: is not text", hint)
 
 
 def _columns(path: Path, first: Sequence[str], needed: Sequence[str]) -> list[str]:

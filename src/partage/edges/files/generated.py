@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from partage.edges.host.read_file import read_regular
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 
 _MODE = 0o644
 _LARGEST_BYTES = 64 * 2**20
@@ -48,7 +48,7 @@ def write_generated(directory: Path, files: Mapping[str, str], *marks: str) -> l
             with suppress(OSError):
                 path.unlink()
         said = f"cannot be written: {error.strerror}"
-        raise InputError([Problem(str(error.filename or directory), "", "error", said)]) from error
+        raise wrong_input(error.filename or directory, said) from error
     return changed
 
 
@@ -60,7 +60,7 @@ def _content(path: Path) -> bytes | None:
         return None
     except OSError as error:
         text = f"cannot be replaced: {error.strerror or error}"
-        raise InputError([Problem(str(path), "", "error", text)]) from error
+        raise wrong_input(path, text) from error
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from partage.codec.yaml_document import LIMIT_BYTES, check_size
 from partage.edges.host.read_file import read_named, read_regular
-from partage.errors import InputError, Problem
+from partage.errors import wrong_input
 
 STDIN = "-"
 
@@ -46,7 +46,7 @@ def _reported(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise InputError([Problem(name, "", "error", *_why(error))]) from error
+        raise wrong_input(name, *_why(error)) from error
 
 
 def _why(error: OSError | ValueError) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from partage.codec.fields import Notes
 from partage.codec.yaml_document import Value, YamlDocument, describe, read_lenient
 from partage.edges.files import migparted, native, nvidia, nvidia_flags
 from partage.edges.files.input_file import read_input
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.model.policy import ALL_EXCLUSIVE, Policy
 from partage.values import Frozen
 
@@ -143,7 +143,7 @@ def _policy(
     detected = _detect(document.value, name)
     if config is not None and detected != migparted.FORMAT:
         message = f"there is no configuration {config[:60]!r}: only mig-parted's files hold several"
-        raise InputError([Problem(name, "", "error", message, "leave --config out")])
+        raise wrong_input(name, message, "leave --config out")
     if document.duplicates and detected != nvidia.FORMAT:
         raise InputError(document.duplicates)
     match detected:
@@ -163,7 +163,7 @@ def _detect(value: Value, name: str) -> str:
     """The format, from version and keys. Raises InputError if it is unknown."""
     if not isinstance(value, dict):
         text = f"not a policy: it contains {describe(value)} instead of a mapping"
-        raise InputError([Problem(name, "", "error", text, f"it begins with {_FORMATS}")])
+        raise wrong_input(name, text, f"it begins with {_FORMATS}")
     versions = [value[key] for key in sorted(value) if key.casefold() == "version"]
     version = versions[-1] if versions else None
     keys = {key.casefold() for key in value}

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from partage.edges.files.input_file import read_input, read_regular_input
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.plan.offer.policy_choice import POLICY_SUFFIXES
 from partage.values import Frozen
 
@@ -87,10 +87,10 @@ def files_of(path: str) -> tuple[str, ...]:
     try:
         names = policy_names(Path(path))
     except OSError as error:
-        raise InputError([Problem(path, "", "error", f"cannot be read: {error.strerror}")]) from error
+        raise wrong_input(path, f"cannot be read: {error.strerror}") from error
     if not names:
         what = f"has no file that ends in {', '.join(POLICY_SUFFIXES)}"
-        raise InputError([Problem(path, "", "error", what, "directories in it are not looked at")])
+        raise wrong_input(path, what, "directories in it are not looked at")
     return tuple(str(Path(path) / name) for name in names)
 
 

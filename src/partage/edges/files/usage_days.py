@@ -18,7 +18,7 @@ from msgspec import Raw
 from partage.codec.values import CodecError, decode
 from partage.edges.host.read_file import files_below, read_regular
 from partage.edges.host.replace_file import replace_file
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.model.usage_day import UsageDay
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
 from partage.values import Frozen
@@ -139,7 +139,7 @@ def _files_of(path: Path) -> list[Path]:
     inner = path / DIRECTORY  # of a state directory
     files = files_below(inner if inner.is_dir() else path, ".json")
     if not files:
-        raise InputError([Problem(str(path), "", "error", "has no history in it", _WHERE)])
+        raise wrong_input(path, "has no history in it", _WHERE)
     return files
 
 

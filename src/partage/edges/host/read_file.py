@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from partage.errors import InputError, Problem
+from partage.errors import wrong_input
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISLNK, "a link"))
@@ -126,5 +126,5 @@ def read_token(path: Path) -> str:
         text = read_regular(path, _LARGEST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "is not text"
-        raise InputError([Problem(str(path), "", "error", f"the token cannot be read: {why}")]) from error
+        raise wrong_input(path, f"the token cannot be read: {why}") from error
     return text.strip().partition("\n")[0].strip()

@@ -15,7 +15,7 @@ from msgspec import field
 from partage.codec.values import CodecError, from_plain
 from partage.codec.yaml_document import read_document
 from partage.edges.host.read_file import read_regular
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, wrong_input
 from partage.values import Frozen
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -40,7 +40,7 @@ class Material(Frozen):
             return read_regular(self.path, _LIMIT_BYTES)
         except OSError as error:
             message = f"cannot be read: {error.strerror}"
-            raise InputError([Problem(str(self.path), "", "error", message)]) from error
+            raise wrong_input(self.path, message) from error
 
     def version(self) -> object:
         """Changes when the file is replaced: the kubelet does so through a link. Raises InputError."""
@@ -50,7 +50,7 @@ class Material(Frozen):
             status = self.path.stat()
         except OSError as error:
             message = f"cannot be read: {error.strerror}"
-            raise InputError([Problem(str(self.path), "", "error", message)]) from error
+            raise wrong_input(self.path, message) from error
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 

@@ -14,7 +14,7 @@ from partage.sim.node.state import SimulatedNode
 def inventory_of(state: SimulatedNode) -> Inventory:
     """The node as ``Hardware.observe`` answers it."""
     now = replace(
-        state.machine,
+        state.at_power_on,
         driver=state.driver,
         boot_id=state.boot_id,
         simulated=True,

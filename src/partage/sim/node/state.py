@@ -62,7 +62,7 @@ class SimulatedNode(Frozen):
     """Everything about a simulated node. Mappings are by GPU index where nothing else is said.
 
     gpus: every GPU, lost ones too: a lost GPU is here as it would answer.
-    conditions: what the driver says of each GPU's health. machine: as it was when it was powered on.
+    conditions: what the driver says of each GPU's health. at_power_on: as it was when it was powered on.
     created: how many MIG layouts, MIG devices and daemons were made so far; a part of new UUIDs and pids.
     uses: who was put on GPUs and MIG devices. processes: details of some of them, by GPU UUID and pid.
     time_slices: time slices that are not the default; None: the GPU has no time slice to set.
@@ -82,7 +82,7 @@ class SimulatedNode(Frozen):
     gpus: Mapping[int, Gpu]
     conditions: Mapping[int, GpuCondition]
     lost: Mapping[int, LostGpu]
-    machine: Inventory
+    at_power_on: Inventory
     boots: int = 0
     created: int = 0
     uses: tuple[GpuUse, ...] = ()
@@ -110,7 +110,7 @@ class SimulatedNode(Frozen):
     @property
     def boot_id(self) -> str:
         """The machine's own at first; another one after each reboot."""
-        first = self.machine.boot_id
+        first = self.at_power_on.boot_id
         return derived_uuid("", "boot", first, self.boots) if self.boots else first
 
 
@@ -129,7 +129,7 @@ def power_on(machine: Machine) -> SimulatedNode:
             for gpu in inventory.gpus
         },
         lost={lost.index: lost for lost in inventory.lost},
-        machine=inventory,
+        at_power_on=inventory,
         time_slices=machine.time_slices,
         limits=machine.limits,
         cgroups=CgroupTree(machine.limits.backend if machine.limits else LimitBackend.OFF),

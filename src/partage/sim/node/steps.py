@@ -88,7 +88,7 @@ def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
     gpus = [answering_gpu(state, uuid) for uuid in step.gpus]
     if step.pending and not any(gpu.uuid in step.pending and _is_pending(gpu) for gpu in gpus):
         return state
-    if state.machine.virtual:
+    if state.at_power_on.virtual:
         raise Unsupported("a virtual machine may not reset its GPUs", _IN_A_VM)
     groups = reset_sets(inventory_of(state))
     missing = {peer for gpu in gpus for peer in groups[gpu.uuid]} - set(step.gpus)

@@ -17,10 +17,10 @@ from partage.edges.host.read_file import read_regular
 from partage.errors import InputError, Problem
 from partage.model.ids import DeviceUuid
 from partage.slurm.agent.options import SlurmOptions
+from partage.slurm.decide.drain import Files, stamp
 from partage.slurm.decide.node_files import Writes, compare, digest
-from partage.slurm.decide.upkeep import Files, stamp
 from partage.slurm.host import devices_file
-from partage.slurm.host.upkeep_state import UpkeepState, read_upkeep, write_upkeep
+from partage.slurm.host.agent_state import SlurmAgentState, read_agent_state, write_agent_state
 from partage.slurm.model import LiveNode, NodeDevices
 from partage.slurm.text.conf_writer import GRES_CONF, MARK
 from partage.values import Frozen
@@ -49,12 +49,12 @@ class NodeFiles(Struct):
 
     options: SlurmOptions
     state_dir: Path
-    state: UpkeepState
+    state: SlurmAgentState
 
     @classmethod
     def of(cls, options: SlurmOptions, state_dir: Path) -> NodeFiles:
         """With what an earlier agent remembered."""
-        return cls(options, state_dir, read_upkeep(state_dir))
+        return cls(options, state_dir, read_agent_state(state_dir))
 
     @property
     def by_others(self) -> str:
@@ -90,7 +90,7 @@ class NodeFiles(Struct):
         if digest(have) != digest(wanted.conf):
             told = self.options.writes is not Writes.SHARED
             self._remember(
-                UpkeepState(digest(wanted.conf), time.time(), resumed=self.state.resumed, told=told)
+                SlurmAgentState(digest(wanted.conf), time.time(), resumed=self.state.resumed, told=told)
             )
         self._write_devices(wanted)
         write_generated(self.options.directory, wanted.conf, MARK)
@@ -109,7 +109,7 @@ class NodeFiles(Struct):
     def _loaded(self, now: str, written_s: float, node: LiveNode) -> bool:
         if self.state.digest != now:
             unseen = self.options.writes is Writes.NOTHING and not self.state.digest
-            self._try_remember(UpkeepState(now, written_s, unseen, self.state.resumed))
+            self._try_remember(SlurmAgentState(now, written_s, unseen, self.state.resumed))
         self._correct_clock()
         if not self.state.loaded and self._is_later(node.started_s):
             self._try_remember(replace(self.state, loaded=True))
@@ -157,17 +157,17 @@ class NodeFiles(Struct):
         paths = [self.options.directory / name for name in wanted.conf]
         return max((path.stat().st_mtime for path in paths if path.exists()), default=time.time())
 
-    def _remember(self, state: UpkeepState) -> None:
+    def _remember(self, state: SlurmAgentState) -> None:
         try:
-            write_upkeep(self.state_dir, state)
+            write_agent_state(self.state_dir, state)
         except OSError as error:
             raise InputError(f"{self.state_dir} cannot be written: {error.strerror or error}") from error
         self.state = state
 
-    def _try_remember(self, state: UpkeepState) -> None:
+    def _try_remember(self, state: SlurmAgentState) -> None:
         self.state = state
         try:
-            write_upkeep(self.state_dir, state)
+            write_agent_state(self.state_dir, state)
         except OSError as error:
             log.warning("state cannot be written", extra={"reason": error.strerror or str(error)})
 

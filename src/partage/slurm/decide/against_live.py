@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from partage.errors import Problem
 from partage.slurm.decide import releases
 from partage.slurm.decide.conf_checks import kinds
+from partage.slurm.decide.drain import MARK, counts_differ
 from partage.slurm.decide.node_view import NodeLine, gres_types, node_lines
-from partage.slurm.decide.upkeep import MARK, counts_differ
 from partage.slurm.model import LiveNode, LiveSettings, SlurmVersion
 from partage.slurm.text.conf import ConfFile, ConfKind, ConfLine, Notebook
 from partage.slurm.text.hostlist import format_hostlist

@@ -15,17 +15,8 @@ _ALWAYS = (
     "constraindevices", "constrainramspace", "constrainswapspace", "ignoresystemd", "ignoresystemdonfailure",
     "maxrampercent", "maxswappercent", "memoryswappiness", "minramspace",
 )  # fmt: skip
-_SINCE = {
-    "enablecontrollers": SlurmVersion(23, 2), "signalchildrenprocesses": SlurmVersion(23, 2),
-    "systemdtimeout": SlurmVersion(23, 11), "enableextracontrollers": SlurmVersion(25, 5),
-    "cgroupjobidpaths": SlurmVersion(26, 5, 2),
-}  # fmt: skip
-"""Keys that 22.05.8 does not know and 24.11.5 does, or neither; the release between is from the documents,
-and of ``CgroupJobIdPaths`` from the sources."""
 
 _KMEM = ("allowedkmemspace", "constrainkmemspace", "maxkmempercent", "minkmemspace")
-_NO_KMEM = SlurmVersion(23, 11)
-_NO_AUTOMOUNT = SlurmVersion(23, 11)
 
 
 class Settings:
@@ -74,7 +65,7 @@ def check_slurm_conf(
     _check_types(files, nodes, gres, version, notes)
     select = settings.get("SelectType")
     if (shared and (select or "").lower() not in ("select/cons_tres", "")) or (
-        used and shared and select is None and settings.whole and version < SlurmVersion(23, 11)
+        used and shared and select is None and settings.whole and version < releases.CONS_TRES_BY_DEFAULT
     ):
         at = settings.place("SelectType") if select else files[0].name
         notes.error(at, f"{' and '.join(shared)} need SelectType=select/cons_tres")
@@ -199,17 +190,17 @@ def _check_cgroup_key(line: ConfLine, key: str, version: SlurmVersion, notes: No
         if version >= releases.NO_ALLOWED_FILE:
             notes.warn(line, f"{key} has no effect since {releases.NO_ALLOWED_FILE}", remove)
     elif low == "cgroupautomount":
-        if version >= _NO_AUTOMOUNT:
-            notes.warn(line, f"{key} has no effect since {_NO_AUTOMOUNT}, and is an error in the log", remove)
+        if version >= releases.NO_AUTOMOUNT:
+            notes.warn(
+                line, f"{key} has no effect since {releases.NO_AUTOMOUNT}, and is an error in the log", remove
+            )
     elif low in _KMEM:
-        if version >= _NO_KMEM:
+        if version >= releases.NO_KMEM:
             notes.error(line, f"Slurm {version} does not know {key}: slurmd does not start", remove)
     elif low == "cgroupreleaseagentdir":
-        if version >= SlurmVersion(20, 11):
+        if version >= releases.NO_RELEASE_AGENT:
             notes.error(line, f"{key} has been removed from Slurm: slurmd does not start", remove)
-    elif low in _SINCE and version >= _SINCE[low]:
-        return
-    else:
+    elif low not in releases.CGROUP_KEY_SINCE or version < releases.CGROUP_KEY_SINCE[low]:
         notes.error(line, f"Slurm {version} does not know {key}: slurmd does not start", remove)
 
 

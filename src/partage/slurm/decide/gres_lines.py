@@ -31,11 +31,6 @@ _AMOUNT = re.compile(r"(\d{1,15})([kmgtp]?)", re.ASCII | re.IGNORECASE)
 _SCALES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 _ENV_FLAGS = ("nvidia_gpu_env", "amd_gpu_env", "intel_gpu_env", "opencl_env")
 _FLAGS = (*_ENV_FLAGS, "no_gpu_env", "countonly", "one_sharing", "all_sharing", "explicit", "env_uuid")
-_DETECTORS = {
-    "off": releases.OLDEST, "nvml": releases.OLDEST, "rsmi": SlurmVersion(20, 11),
-    "oneapi": SlurmVersion(22, 5), "nrt": SlurmVersion(23, 11), "nvidia": SlurmVersion(24, 11),
-    "full": SlurmVersion(26, 5),
-}  # fmt: skip
 _NAMES_NO_TYPE = ("mps", "shard")
 _CAPABILITY = re.compile(r"/nvidia-cap\d+$", re.ASCII)
 
@@ -136,12 +131,14 @@ def _expanded(line: ConfLine, text: str, notes: Notebook) -> tuple[str, ...]:
 
 
 def _check_detection(line: ConfLine, how: str, version: SlurmVersion, notes: Notebook) -> None:
-    since = _DETECTORS.get(how.lower())
+    since = releases.AUTODETECT_SINCE.get(how.lower())
     if line.get("Name") is not None and line.get("NodeName") is None:
         message = "AutoDetect and Name in one line need NodeName: slurmd does not start"
         notes.error(line, message, "write AutoDetect in a line of its own")
     if since is None:
-        notes.error(line, f"there is no AutoDetect={how}", f"it is one of {', '.join(_DETECTORS)}")
+        notes.error(
+            line, f"there is no AutoDetect={how}", f"it is one of {', '.join(releases.AUTODETECT_SINCE)}"
+        )
     elif version < since:
         notes.error(line, f"Slurm {version} has no AutoDetect={how}: it takes {since} or newer")
     elif how.lower() == "nvml":

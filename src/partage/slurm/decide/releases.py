@@ -48,6 +48,38 @@ FLAGS_TAKE_ENV, FLAGS_KEEP_ENV = SlurmVersion(23, 11), SlurmVersion(26, 5)
 """Between these, flags without one for the environment leave a job without ``CUDA_VISIBLE_DEVICES`` (seen on
 24.11.5, not on 22.05.8 and 26.05.5). Which releases changed it is not known."""
 
+CONS_TRES_BY_DEFAULT = SlurmVersion(23, 11)
+"""``SelectType`` is select/cons_tres where slurm.conf does not say it."""
+
+TYPE_MAY_BEGIN_WITH_DIGIT = SlurmVersion(23, 11)
+"""``--gres=gpu:1g.10gb`` names a type. Before, it is read as a number."""
+
+MULTIPLE_SHARING = SlurmVersion(23, 11)
+"""``MULTIPLE_SHARING_GRES_PJ``, with which the shares of a job may come from several GPUs."""
+
+CGROUP_KEY_SINCE = {
+    "enablecontrollers": SlurmVersion(23, 2), "signalchildrenprocesses": SlurmVersion(23, 2),
+    "systemdtimeout": SlurmVersion(23, 11), "enableextracontrollers": SlurmVersion(25, 5),
+    "cgroupjobidpaths": SlurmVersion(26, 5, 2),
+}  # fmt: skip
+"""Keys of cgroup.conf that 22.05.8 does not know and 24.11.5 does, or neither; the release between is from
+the documents, and of ``CgroupJobIdPaths`` from the sources."""
+
+NO_RELEASE_AGENT = SlurmVersion(20, 11)
+"""cgroup.conf has no ``CgroupReleaseAgentDir`` any more."""
+
+NO_KMEM = SlurmVersion(23, 11)
+"""cgroup.conf has no limits of kernel memory any more."""
+
+NO_AUTOMOUNT = SlurmVersion(23, 11)
+"""``CgroupAutomount`` in cgroup.conf has no effect any more."""
+
+AUTODETECT_SINCE = {
+    "off": OLDEST, "nvml": OLDEST, "rsmi": SlurmVersion(20, 11), "oneapi": SlurmVersion(22, 5),
+    "nrt": SlurmVersion(23, 11), "nvidia": SlurmVersion(24, 11), "full": SlurmVersion(26, 5),
+}  # fmt: skip
+"""The values of ``AutoDetect`` in gres.conf."""
+
 NVIDIA_ENV = "nvidia_gpu_env"
 ALL_SHARING = "all_sharing"
 

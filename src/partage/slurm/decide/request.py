@@ -17,8 +17,6 @@ from partage.slurm.text.hostlist import format_hostlist
 from partage.text import listed
 from partage.values import Answer
 
-_DIGIT_TYPE_READ = SlurmVersion(23, 11)
-_MULTIPLE_SHARING = SlurmVersion(23, 11)
 _INVALID = "Invalid generic resource (gres) specification"
 _MIXED_TYPES = "Invalid GRES specification (with and without type identification)"
 _NOT_AVAILABLE = "Requested node configuration is not available"
@@ -81,7 +79,7 @@ def judge_request(
     return (
         _misformed(request, asked, nodes, types, version)
         or _impossible(request, asked, nodes)
-        or _too_large_for_one(request, asked, nodes, spread=spread and version >= _MULTIPLE_SHARING)
+        or _too_large_for_one(request, asked, nodes, spread=spread and version >= releases.MULTIPLE_SHARING)
         or _accepted(request, asked, nodes, version)
     )
 
@@ -98,7 +96,7 @@ def _misformed(
         if gres.name not in types:
             known = f"GRES here are {', '.join(types)}" if types else "the cluster has no GRES"
             return RequestVerdict(request, Outcome.REFUSED, f"there is no GRES {gres.name}", known, _INVALID)
-        if gres.type[:1].isdigit() and gres.count is None and version < _DIGIT_TYPE_READ:
+        if gres.type[:1].isdigit() and gres.count is None and version < releases.TYPE_MAY_BEGIN_WITH_DIGIT:
             why = f"Slurm {version} reads {gres.type} as a number"
             hint = f"write the count: {gres.name}:{gres.type}:1"
             return RequestVerdict(

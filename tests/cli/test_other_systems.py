@@ -2,7 +2,7 @@
 
 import pytest
 
-from partage.cli.dialects import dialect_findings
+from partage.cli.other_systems import other_system_findings
 
 
 def pod(limits=None, annotations=None, node_selector=None):
@@ -14,7 +14,7 @@ def pod(limits=None, annotations=None, node_selector=None):
 def said(document):
     return [
         (one.problem.path, f"{one.problem.message} | {one.problem.hint}")
-        for one in dialect_findings(document, "f", "", None)
+        for one in other_system_findings(document, "f", "", None)
     ]
 
 

@@ -67,7 +67,7 @@ _HAMI_KEYS: Mapping[str, str] = {
 }
 
 
-def dialect_findings(
+def other_system_findings(
     document: Mapping[str, Any], file: str, path: str, line_of: LineOf | None
 ) -> list[CheckedProblem]:
     """What an object says in the words of another system, each with its nearest equivalent."""

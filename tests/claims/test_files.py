@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.claims.decide.cdi import KIND, ClaimCdi
-from partage.claims.host import LIMIT_BYTES, ClaimCdiFiles, ClaimRecordFiles, LoadedRecords
+from partage.claims.files import LIMIT_BYTES, ClaimCdiFiles, ClaimRecordFiles, LoadedRecords
 from partage.claims.model.grant import ClaimRecord, ClaimState, GrantedShare, ShareConfig, by_boot, prepared
 from partage.codec.values import encode
 from partage.errors import HardwareError

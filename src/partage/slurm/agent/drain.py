@@ -1,6 +1,6 @@
 """The task that keeps Slurm and the GPUs of a compute node the same: look, decide, do one thing, look again.
 
-What to do next is decided in ``slurm/decide/upkeep``; layouts are made by the same reconciler as on a node of
+What to do next is decided in ``slurm/decide/drain``; layouts are made by the same reconciler as on a node of
 Kubernetes. Daemons, compute modes and time slices are left alone: the prolog has them.
 """
 
@@ -26,21 +26,21 @@ from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.slurm.agent.node_files import NodeFiles, WantedFiles
 from partage.slurm.agent.options import SlurmOptions
 from partage.slurm.decide import releases
-from partage.slurm.decide.gres import NodeToName, cluster_config, node_gres
-from partage.slurm.decide.job_processes import of_jobs
-from partage.slurm.decide.node_files import Writes, node_devices, wanted_counts, wanted_files
-from partage.slurm.decide.upkeep import (
+from partage.slurm.decide.drain import (
+    DrainInput,
     DrainNode,
     LoadFiles,
     MakeLayout,
     Move,
     Rest,
     ResumeNode,
-    UpkeepInput,
     WriteFiles,
     next_move,
     what_is_due,
 )
+from partage.slurm.decide.gres import NodeToName, cluster_config, node_gres
+from partage.slurm.decide.job_processes import of_jobs
+from partage.slurm.decide.node_files import Writes, node_devices, wanted_counts, wanted_files
 from partage.slurm.host.control import SlurmControl
 from partage.slurm.host.devices_file import devices_text
 from partage.slurm.model import LiveNode, SlurmNode
@@ -54,7 +54,7 @@ _DOUBLED = 6
 """So often the pause after a request that brought nothing is doubled."""
 
 
-class SlurmUpkeep(Struct):
+class SlurmDrain(Struct):
     """Looks and acts. node: the service, whose plan it follows. move: the last one.
 
     sick: which GPUs must get no jobs although they answer. ready: called once, when slurmd may start, with
@@ -131,7 +131,7 @@ class SlurmUpkeep(Struct):
 
     # --- looking ------------------------------------------------------------------------------
 
-    async def _look(self, node: KnownNode) -> tuple[UpkeepInput, WantedFiles | None]:
+    async def _look(self, node: KnownNode) -> tuple[DrainInput, WantedFiles | None]:
         live = await self._ask_slurm()
         trouble = "; ".join(filter(None, (_trouble(node), self.sick())))
         plan = NodePlan() if trouble else self.node.plan()
@@ -139,7 +139,7 @@ class SlurmUpkeep(Struct):
             await self.node.settings.observe(users=True, slices=False)
             plan = self.node.plan()
         self.node.reconciler.published(plan)
-        now = UpkeepInput(
+        now = DrainInput(
             node=live,
             version=self.options.version,
             trouble=trouble,
@@ -200,7 +200,7 @@ class SlurmUpkeep(Struct):
             raise InputError("no policy is in force")
         return wanted_of(self.node.policies.desired, self.options)
 
-    def _undescribed(self, now: UpkeepInput, node: KnownNode, why: str) -> UpkeepInput:
+    def _undescribed(self, now: DrainInput, node: KnownNode, why: str) -> DrainInput:
         """The node cannot be described to Slurm: it stays as it is, as long as all that jobs are given is
         still there."""
         there = {gpu.uuid for gpu in node.inventory} | {

@@ -13,7 +13,7 @@ _FILE = "slurm.json"
 _LARGEST_BYTES = 2**16
 
 
-class UpkeepState(Frozen):
+class SlurmAgentState(Frozen):
     """digest: of the node's files, since at_s (seconds since 1970). loaded: slurmd has read them.
 
     resumed: the ``stamp`` of the node when it was resumed last. told: slurmctld has read these files, or they
@@ -29,15 +29,15 @@ class UpkeepState(Frozen):
     reconfigured: bool = False
 
 
-def read_upkeep(state_dir: Path) -> UpkeepState:
+def read_agent_state(state_dir: Path) -> SlurmAgentState:
     """What is remembered; nothing where that cannot be read."""
     try:
-        return decode(UpkeepState, read_regular(state_dir / _FILE, _LARGEST_BYTES))
+        return decode(SlurmAgentState, read_regular(state_dir / _FILE, _LARGEST_BYTES))
     except (OSError, CodecError):
-        return UpkeepState()
+        return SlurmAgentState()
 
 
-def write_upkeep(state_dir: Path, state: UpkeepState) -> None:
+def write_agent_state(state_dir: Path, state: SlurmAgentState) -> None:
     """Raises OSError; then the old one is still there."""
     path = state_dir / _FILE
     state_dir.mkdir(parents=True, exist_ok=True)

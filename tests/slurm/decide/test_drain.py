@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.slurm.decide.upkeep import (
+from partage.slurm.decide.drain import (
     MARK,
+    DrainInput,
     DrainNode,
     Files,
     LoadFiles,
     MakeLayout,
     Rest,
     ResumeNode,
-    UpkeepInput,
     WriteFiles,
     counts_differ,
     next_move,
@@ -28,7 +28,7 @@ OLD, NEW = SlurmVersion(22, 5, 8), SlurmVersion(24, 11, 5)
 UP = LiveNode("g1", frozenset({"IDLE"}), gres="gpu:h100:2")
 OURS = LiveNode("g1", frozenset({"IDLE", "DRAIN"}), MARK + "x", "root@1", gres="gpu:h100:2")
 THEIRS = replace(OURS, reason="bad fan")
-BASE = UpkeepInput(UP, NEW, jobs=(), wanted="gpu:h100:2")
+BASE = DrainInput(UP, NEW, jobs=(), wanted="gpu:h100:2")
 JOB = LiveJob(JobId(7), "RUNNING", 1000, "anna", (0,), "gpu:h100:1")
 UNKNOWN = replace(JOB, gpus=None)
 AWAY = replace(OURS, flags=OURS.flags | {"NOT_RESPONDING"})
@@ -173,12 +173,12 @@ class World:
     slurmd: bool = True
     low: bool = False
 
-    def look(self) -> UpkeepInput:
+    def look(self) -> DrainInput:
         flags = {"UNKNOWN" if self.low else "IDLE", *({"DRAIN"} if self.drained else ())}
         flags |= {"INVALID_REG"} if self.loaded != self.counts or self.low else set()
         flags |= set() if self.slurmd or self.low else {"NOT_RESPONDING"}  # one that is invalid is not pinged
         node = LiveNode("g1", frozenset(flags), self.reason, f"root@{self.given}", f"gpu:t{self.counts}:1")
-        return UpkeepInput(
+        return DrainInput(
             node=node if self.up else None,
             version=self.version,
             jobs=tuple(LiveJob(JobId(number), "RUNNING", gpus=(0,)) for number in self.jobs),
