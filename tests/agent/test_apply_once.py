@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from partage.agent.reconciler.apply_once import ApplyResult, ApplyRun, desired_for_undo
 from partage.agent.reconciler.executor import TransactionEnd
-from partage.cli.plan_tables import GpuOutcome, applied_gpu_rows, exit_code, problems
+from partage.cli.apply_outcome import GpuOutcome, applied_gpu_rows, exit_code, problems
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.errors import GpuInUse, HardwareTimeout, InsufficientResources
 from partage.model.geometry import Placement

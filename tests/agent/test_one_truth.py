@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.agent.reconciler.apply_once import ApplyRun, observe_input
+from partage.agent.observers.once import observe_input
+from partage.agent.reconciler.apply_once import ApplyRun
 from partage.agent.reconciler.executor import Progress
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy

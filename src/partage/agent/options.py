@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import field
 
-from partage.edges.kubelet.container_names import LOGS
 from partage.model.dcgm_names import DcgmNames
 from partage.model.ids import DRA_DRIVERS
 from partage.model.node_labels import NodeLabels, NodeTaint, WrittenLabels
-from partage.model.paths import check_socket_path
+from partage.model.paths import CONTAINER_LOGS, check_socket_path
 from partage.plan.offer.policy_choice import ChoiceRules, Fallback
 from partage.values import Frozen
 
@@ -161,7 +160,7 @@ class AgentOptions(Frozen):
     dra_counters: bool = False
     pod_uid: str = ""
     cdi_dir: Path = Path("/var/run/cdi")
-    container_logs: Path = LOGS
+    container_logs: Path = Path(CONTAINER_LOGS)
     cluster: ClusterConfig | None = None
     node_name: str = ""
     history_days: int = 0

@@ -22,7 +22,7 @@ from partage.answers.process_start import lean_imports
 from partage.errors import Problem
 
 if TYPE_CHECKING:
-    from partage.agent.reconciler.apply_once import PlanInput
+    from partage.agent.observers.once import PlanInput
     from partage.answers.documents.report import ReportDocument
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
@@ -137,7 +137,7 @@ def observe(machine: str | None, socket: Path | None = None) -> Inventory:
 def observe_with_uses(machine: str | None) -> tuple[Inventory, tuple[GpuUse, ...]]:
     """Observe the node and the uses of its GPUs once; no uses without a driver."""
     with lean_imports():
-        from partage.agent.reconciler.apply_once import NodeAccess
+        from partage.agent.observers.once import NodeAccess
 
     return ask(lambda hardware: NodeAccess(hardware).observe(), machine)
 
@@ -155,7 +155,7 @@ def plan_input(
     state_dir: has the settings that GPUs had before Partage changed them.
     """
     with lean_imports():
-        from partage.agent.reconciler.apply_once import observe_input
+        from partage.agent.observers.once import observe_input
     from partage.edges.files.catalogue import geometry_of
     from partage.edges.files.state import read_state
     from partage.plan.offer.desired import resolve

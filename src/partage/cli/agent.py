@@ -31,11 +31,10 @@ from partage.answers.verb import verb
 from partage.cli.hardware import helper_argv
 from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
-from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
 from partage.model.dcgm_names import DcgmNames
 from partage.model.node_labels import NodeTaint, WrittenLabels
-from partage.model.paths import check_socket_path
+from partage.model.paths import CONTAINER_LOGS, check_socket_path
 from partage.serve_http.options import http_option, http_options, http_protection
 from partage.slurm.verb_agent import slurm_agent_options, slurm_options
 
@@ -62,7 +61,11 @@ _path = partial(directory_option, metavar="PATH")
 @_path("--state-dir", STATE_DIR, "State that survives a reboot: last good policy, offers, health")
 @_path("--run-dir", RUN_DIR, "Files that do not survive a reboot: the helper's socket, the report")
 @_path("--cdi-dir", Path("/var/run/cdi"), "Where the container runtime looks for CDI specs")
-@_path("--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog")
+@_path(
+    "--container-logs",
+    Path(CONTAINER_LOGS),
+    "Where the kubelet links containers' logs by container id, for the watchdog",
+)
 @_path("--driver-root", None, "Root directory of the NVIDIA driver; overrides the policy")
 @_path("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
 @http_option(

@@ -17,7 +17,8 @@ from partage.errors import InputError
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.agent.reconciler.apply_once import ApplyResult, Resolve
+    from partage.agent.observers.once import Resolve
+    from partage.agent.reconciler.apply_once import ApplyResult
     from partage.agent.reconciler.executor import StepStatus
     from partage.edges.files.journal import Unfinished
     from partage.edges.hardware.port import Hardware
@@ -265,7 +266,7 @@ def _tell(sentence: str) -> None:
 def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None, output: str) -> int:
     from partage.answers.documents.document import PolicySource, row
     from partage.answers.documents.resources import resource_rows
-    from partage.cli.plan_tables import ApplyDocument, applied_gpu_rows, exit_code, problems
+    from partage.cli.apply_outcome import ApplyDocument, applied_gpu_rows, exit_code, problems
     from partage.plan.offer.guarantees import promised
     from partage.plan.reconcile.verification import verifier
 
@@ -273,7 +274,7 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
     common_output.print_problems(found)
     gpus = applied_gpu_rows(applied)
     if output == "table":
-        from partage.cli.plan_tables import applied_table
+        from partage.cli.apply_outcome import applied_table
 
         table = applied_table(gpus)
         what = "all GPUs that answer are as they" if applied.now.inventory.lost else "the node is as it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,12 +15,13 @@ from partage.answers.documents.plan import PlannedGpuRow, StepRow
 from partage.answers.documents.resources import ResourceRow
 from partage.answers.node_plan import PolicyOnNode, make_plan
 from partage.answers.verb import unexpected, verb
-from partage.claims.decide.slices import ClaimableRow
+from partage.claims.decide.claimable import ClaimableRow
 from partage.errors import Problem
 from partage.values import Frozen
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 class PlanAgent(Frozen):
@@ -139,7 +141,7 @@ def plan_document(planned: PolicyOnNode, driver: str) -> PlanDocument:
     from partage.answers.documents.node import driver_row
     from partage.answers.documents.plan import all_steps, planned_gpu_rows, step_rows
     from partage.answers.documents.resources import resource_rows
-    from partage.claims.decide.slices import claimable
+    from partage.claims.decide.claimable import claimable
     from partage.claims.model.names import NAMES_OF_DRIVER
 
     report, inventory = planned.report, planned.inventory
@@ -160,9 +162,8 @@ def _print(planned: PolicyOnNode, driver: str, console: Console) -> None:
     from partage.answers.documents.plan import all_steps, step_rows
     from partage.answers.render.rows import unsettled_lines
     from partage.answers.render.tables import guarantees_used, resources_table
-    from partage.claims.decide.slices import claimable
+    from partage.claims.decide.claimable import claimable
     from partage.claims.model.names import NAMES_OF_DRIVER
-    from partage.cli.plan_tables import steps_table
     from partage.model.step import Verify
 
     console.print(resources_table(planned.offer))
@@ -171,7 +172,7 @@ def _print(planned: PolicyOnNode, driver: str, console: Console) -> None:
         console.print(str(row))
     if steps := [step for step in all_steps(planned.plan) if not isinstance(step, Verify)]:
         console.print()
-        console.print(steps_table(step_rows(steps, planned.inventory)))
+        console.print(_steps_table(step_rows(steps, planned.inventory)))
     unsettled = list(unsettled_lines(planned.plan, planned.inventory))
     if not steps and not unsettled:
         console.print()
@@ -185,3 +186,34 @@ def _print(planned: PolicyOnNode, driver: str, console: Console) -> None:
         console.print(f"! {line}", style="yellow")
     for caveat in planned.caveats:
         console.print(f"! {caveat.sentence}", style="yellow")
+
+
+def _steps_table(rows: Sequence[StepRow]) -> Table:
+    """The steps in their order, equal ones of several GPUs in one row, and how far each reaches."""
+    from rich.text import Text
+
+    from partage.answers.render.tables import plain_table
+    from partage.text import gpus
+
+    table = plain_table("What would change", "GPUs", "Step", "Must be idle meanwhile")
+    for detail, changed, idle in _alike(rows):
+        table.add_row(gpus(sorted(changed)), Text(detail), gpus(sorted(idle)) if idle else "")
+    return table
+
+
+def _alike(rows: Sequence[StepRow]) -> list[tuple[str, set[int], set[int]]]:
+    """Equal steps together, never before a step that comes earlier on the same GPU."""
+    found: list[tuple[str, set[int], set[int]]] = []
+    for row in rows:
+        changed, idle = set(row.gpus), set(row.idle)
+        for detail, earlier, idle_too in reversed(found):
+            if detail == row.detail:
+                earlier.update(changed)
+                idle_too.update(idle)
+                break
+            if not earlier.isdisjoint(changed):
+                found.append((row.detail, changed, idle))
+                break
+        else:
+            found.append((row.detail, changed, idle))
+    return found

@@ -28,6 +28,7 @@ from partage.doctor.host.root import DoctorPlace
 from partage.edges.host.read_file import read_regular, read_tail
 from partage.errors import PartageError, wrong_input
 from partage.model.gpu import Driver, Inventory
+from partage.model.paths import CONTAINER_LOGS
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ _LARGEST_BYTES = 64 * 2**20
 _LOG_LINES = "5000"
 _LOG_SECONDS = 20.0
 _UNITS = ("partage-agent", "partage-slurm-agent", "partage-boot")
-_POD_LOGS = "/var/log/containers"
 _SLURM_KEYS = (
     "nodename=", "grestypes=", "selecttype", "taskplugin", "proctracktype", "prolog", "epilog", "taskprolog",
     "slurmdparameters", "jobsubmitplugins", "returntoservice", "accountingstoragetres", "debugflags",
@@ -167,11 +167,11 @@ def _logs(place: DoctorPlace) -> Iterator[Entry]:
     if not place.elsewhere and (journal := _unit_log()):
         yield _text("logs/systemd.log", "the agent's log, from journalctl", journal)
     try:
-        names = sorted(path.name for path in place.root.at(_POD_LOGS).iterdir())
+        names = sorted(path.name for path in place.root.at(CONTAINER_LOGS).iterdir())
     except OSError:
         return
     for name in names:
-        if name.startswith("partage-") and (content := _tail(place.root.at(f"{_POD_LOGS}/{name}"))):
+        if name.startswith("partage-") and (content := _tail(place.root.at(f"{CONTAINER_LOGS}/{name}"))):
             yield _text(f"logs/{name}", "a container of Partage", content)
 
 

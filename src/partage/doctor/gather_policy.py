@@ -191,7 +191,7 @@ async def _differences(
     looked: Looked, hardware: Hardware, place: DoctorPlace
 ) -> tuple[GpuDifference, ...] | Unseen:
     """What ``partage assert`` would say."""
-    from partage.agent.reconciler.apply_once import observe_input
+    from partage.agent.observers.once import observe_input
     from partage.answers.documents.assertion import difference_rows
     from partage.plan.reconcile.planner import plan_node
 

@@ -20,6 +20,9 @@ LIBRARY_DIRECTORIES = (
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Device files that belong to no GPU, as paths in a container, in the order of NVIDIA's device plugin."""
 
+CONTAINER_LOGS = "/var/log/containers"
+"""Where the kubelet links the logs of containers, by pod, container and id."""
+
 
 def check_socket_path(path: object, hint: str = "") -> None:
     """Raise InputError for a path that is too long for a unix socket."""

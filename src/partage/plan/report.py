@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from msgspec import field
 from msgspec.structs import replace
@@ -24,8 +25,10 @@ from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger_entry import NAMED, Certainty, HeldLimit, LedgerEntry
-from partage.plan.turn import TurnResult
 from partage.values import Answer, Frozen
+
+if TYPE_CHECKING:
+    from partage.plan.turn import TurnResult
 
 _CERTAIN = (*NAMED, Certainty.CLAIMED)
 

@@ -1,4 +1,4 @@
-"""Observe a node without an agent, and carry a plan out once (``partage apply``)."""
+"""Carry a plan out once, on a node without an agent (``partage apply``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.observers.settings import SettingsObserver, slices_matter
+from partage.agent.observers.once import OtherPluginOn, PlanInput, Resolve, observe_input
 from partage.agent.reconciler.executor import (
     Executor,
     Progress,
@@ -23,102 +23,20 @@ from partage.edges.files.journal import Journal, JournalHeader, Unfinished
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.port import PodResources
 from partage.errors import GpuInUse
-from partage.model.gpu import Inventory, NoDriver
-from partage.model.gpu_use import GpuUse
+from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.policy import ALL_EXCLUSIVE, DesiredMig
 from partage.model.step import Transaction
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.instances import to_renew
-from partage.plan.reconcile.known_node import with_observed
-from partage.plan.reconcile.node_plan import FailedAttempt, NodePlan, Phase, Snapshot
+from partage.plan.reconcile.node_plan import FailedAttempt, NodePlan, Phase
 from partage.plan.reconcile.planner import plan_node
-from partage.plan.reconcile.pod_uses import entry_uses
-from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
-from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.ledger_entry import LedgerEntry
+from partage.plan.reconcile.settings_steps import OriginalSettings, note_originals
 from partage.values import Frozen
 
-Resolve = Callable[[Inventory], DesiredState]
-"""Resolves the desired state of a node. Raises InputError, Unsatisfiable, DriverUnavailable."""
-
-OtherPluginOn = Callable[[DesiredState], str]
-"""Which other device plugin offers GPUs of the node, a sentence; empty for none."""
-
-_NO_ATTEMPTS: Mapping[GpuUuid, FailedAttempt] = {}
 _MOST_ROUNDS = 8
 """Plans that are carried out one after the other: layout, daemons, time slices, a second attempt."""
-
-
-class PlanInput(Frozen):
-    """The planner's input: the desired state, and the node at one moment."""
-
-    desired: DesiredState
-    now: Snapshot
-
-    @property
-    def inventory(self) -> Inventory:
-        """The observed node."""
-        return self.now.observed.node.inventory
-
-
-async def observe_input(
-    hardware: Hardware,
-    resolve: Resolve,
-    pod_resources: PodResources | None = None,
-    original_in: Callable[[str], Mapping[GpuUuid, OriginalSettings]] = lambda _: {},
-    *,
-    attempts: Mapping[GpuUuid, FailedAttempt] = _NO_ATTEMPTS,
-    other_plugin: OtherPluginOn = lambda _: "",
-) -> PlanInput:
-    """Observe a node on which no agent runs.
-
-    pod_resources: None: pods are not known. original_in: how GPUs were set before Partage changed them, by
-    UUID, if that was in the boot with this id. Raises HardwareError, what ``resolve`` raises, and Unreachable
-    if the kubelet does not answer.
-    """
-    inventory = await hardware.observe()
-    desired = resolve(inventory)
-    original = original_in(inventory.boot_id)
-    settings = SettingsObserver(hardware)
-    await settings.observe(users=True, slices=slices_matter(desired, original))
-    observed = settings.observed(with_observed(None, inventory))
-    entries = () if pod_resources is None else await _entries(pod_resources)
-    modes = {gpu.uuid: gpu.compute_mode for gpu in inventory}
-    needed = needed_originals(original, desired.settings, modes, observed.slices)
-    now = Snapshot(
-        time.monotonic(),
-        observed,
-        entries=entries,
-        original=needed,
-        attempts=attempts,
-        other_plugin=other_plugin(desired),
-    )
-    return PlanInput(desired, now)
-
-
-async def _entries(pod_resources: PodResources) -> tuple[LedgerEntry, ...]:
-    """Held ids of all device plugins: without an agent, another plugin may serve the GPUs."""
-    ledger = Ledger()
-    ledger.observed(await pod_resources.held(), 0.0)
-    return ledger.entries()
-
-
-class NodeAccess(Frozen):
-    """A node and its kubelet. pod_resources: None: pods are not known."""
-
-    hardware: Hardware
-    pod_resources: PodResources | None = None
-
-    async def observe(self) -> tuple[Inventory, tuple[GpuUse, ...]]:
-        """The inventory and its uses. Raises HardwareError, Unreachable."""
-        inventory = await self.hardware.observe()
-        if isinstance(inventory.driver, NoDriver):
-            return inventory, ()
-        uses = await self.hardware.uses()
-        entries = () if self.pod_resources is None else await _entries(self.pod_resources)
-        return inventory, (*uses, *entry_uses(entries, inventory))
 
 
 def desired_for_undo(inventory: Inventory, layouts: Mapping[GpuUuid, DesiredMig]) -> DesiredState:

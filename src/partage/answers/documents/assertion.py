@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from partage.agent.reconciler.apply_once import PlanInput
+from partage.agent.observers.once import PlanInput
 from partage.answers.documents.document import Document
 from partage.answers.documents.plan import StepRow, step_rows
 from partage.errors import Problem

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, TypeVar
 
-from partage.answers.documents.lab import API_VERSION
 from partage.errors import Problem
 from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
 T = TypeVar("T")
+
+API_VERSION = "partage/v1"
 
 
 class Document(Frozen, tag_field="apiVersion", tag=API_VERSION):

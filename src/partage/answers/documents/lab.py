@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+from partage.answers.documents.document import API_VERSION
 from partage.codec.values import decode, from_plain, to_plain
 from partage.edges.host.read_file import read_named
 from partage.errors import wrong_input
 from partage.values import Frozen
-
-API_VERSION = "partage/v1"
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.decide.on_demand import PlaceOnDemand
-from partage.claims.decide.slices import usable_memory
 from partage.claims.model.claim import ClaimResult
 from partage.claims.model.grant import (
     ANEW,
@@ -17,7 +16,7 @@ from partage.claims.model.grant import (
     RefusalReason,
     ShareConfig,
 )
-from partage.claims.model.names import CORES, MEMORY, SHARES, Mode, mode_of
+from partage.claims.model.names import CORES, MEMORY, SHARES, Mode, mode_of, usable_memory
 from partage.model.ids import DeviceUuid, ShareId, device_of
 from partage.model.share import DeviceOffer
 from partage.plan.serve.ledger_entry import Hold

@@ -10,8 +10,8 @@ from msgspec import field
 
 from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.decide.on_demand import PlaceOnDemand
-from partage.claims.decide.slices import slices_of, usable_memory
-from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES, ClaimNames, Mode, mode_of
+from partage.claims.decide.slices import slices_of
+from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES, ClaimNames, Mode, mode_of, usable_memory
 from partage.claims.model.slices import NUMA_SINCE, SliceDevice, SliceSpec, ValidRange
 from partage.model.claim import NO_DEMANDS, Demands, GpuDemand
 from partage.model.gpu import Inventory

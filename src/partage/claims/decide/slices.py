@@ -2,7 +2,6 @@
 
 The scheduler subtracts what claims have; so a device says what it has in all, whoever holds it. Every
 capacity of a device that is shared has a policy: without one, the first claim would take all of it.
-``claimable`` says the same in words, for the operator.
 """
 
 from __future__ import annotations
@@ -12,7 +11,16 @@ from collections.abc import Iterator, Mapping
 
 from partage.claims.decide.devices import ClaimDevices, mig_device
 from partage.claims.decide.on_demand import PlaceOnDemand, counter_set, counter_use
-from partage.claims.model.names import CORES, MEMORY, OWN_NAMES, SHARES, STANDARD, ClaimNames, Mode, mode_of
+from partage.claims.model.names import (
+    CORES,
+    MEMORY,
+    SHARES,
+    STANDARD,
+    ClaimNames,
+    Mode,
+    mode_of,
+    usable_memory,
+)
 from partage.claims.model.slices import (
     LONGEST_TEXT,
     MOST_COUNTER_SETS,
@@ -32,13 +40,10 @@ from partage.claims.model.slices import (
 from partage.model.geometry import Geometry, MigProfile, ProfileSpec, instance_memory
 from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
 from partage.model.ids import DeviceUuid, GpuUuid, parse_pci_address
-from partage.model.share import DeviceOffer, Guarantee, NodeOffer, node_order
-from partage.model.strategy import Via
+from partage.model.share import DeviceOffer
 from partage.plan.offer.select import GeometryOf
 from partage.plan.serve.claim_offer import Closed
-from partage.text import gpus
-from partage.units import MIB, exact_quantity, format_bytes, format_exactly
-from partage.values import Answer
+from partage.units import MIB, exact_quantity
 
 _NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
 _ENGINES = {
@@ -231,11 +236,6 @@ def _capacities(
     return own | {name: Capacity(exact_quantity(count), policy) for name, count in engines.items()}
 
 
-def usable_memory(row: DeviceOffer) -> int:
-    """Bytes that the device promises to its holders in all, in whole MiB; whole units of amounts."""
-    return row.memory_bytes * row.count // MIB * MIB
-
-
 def _from(lowest: str, most: str, default: str) -> RequestPolicy:
     """Amounts from the lowest on, in steps of it. A range of one amount is refused by the API server, which
     wants ``min + step`` to be possible.
@@ -284,47 +284,3 @@ def _taints(closed: Closed | None, names: ClaimNames) -> tuple[DeviceTaint, ...]
     if closed is None:
         return ()
     return (DeviceTaint(f"{names.driver}/{closed.kind}", "NoSchedule", closed.detail),)
-
-
-class ClaimableRow(Answer):
-    """GPUs of which claims can ask for the same. gpus: their indexes. device_class: names them in a claim.
-    asks: what a request can ask for of one, a noun phrase. guarantee: about its memory.
-    """
-
-    gpus: tuple[int, ...]
-    device_class: str
-    asks: str
-    guarantee: Guarantee
-
-    def __str__(self) -> str:
-        return f"{gpus(self.gpus)} by claim: {self.device_class}, {self.asks} ({self.guarantee})"
-
-
-def claimable(offer: NodeOffer, names: ClaimNames = OWN_NAMES) -> tuple[ClaimableRow, ...]:
-    """What an offer has for claims, also MIG devices that are still to be made; equal GPUs in one row. names:
-    of the driver.
-    """
-    rows = sorted((row for some in offer.values() for row in some if row.via is Via.CLAIMS), key=node_order)
-    found: dict[tuple[str, str, Guarantee], list[int]] = {}
-    for row in rows:
-        found.setdefault((str(names.class_of(row.resource)), _asks(row), row.guarantee), []).append(
-            row.gpu_index
-        )
-    return tuple(
-        ClaimableRow(tuple(dict.fromkeys(indexes)), name, asks, guarantee)
-        for (name, asks, guarantee), indexes in found.items()
-    )
-
-
-def _asks(row: DeviceOffer) -> str:
-    memory = format_bytes(usable_memory(row))
-    match mode_of(row):
-        case Mode.AMOUNTS:
-            unit = format_exactly(row.memory_bytes)
-            return f"memory {unit} to {memory} in steps of {unit}, or all of it"
-        case Mode.REPLICAS:
-            return f"1 to {row.count} shares of {format_bytes(row.memory_bytes)} each"
-        case Mode.MIG:
-            return f"the MIG device {row.profile} ({memory})"
-        case Mode.WHOLE:
-            return f"all of it ({memory})"

@@ -14,6 +14,7 @@ from msgspec import field
 from partage.model.gpu import UNKNOWN_ARCHITECTURE
 from partage.model.ids import DRA_DRIVERS, GPU_CLASS, MIG_CLASS, SHARE_CLASS, ResourceName
 from partage.model.share import DeviceOffer
+from partage.units import MIB
 from partage.values import Frozen
 
 MEMORY, CORES, SHARES = "memory", "cores", "shares"
@@ -43,6 +44,11 @@ def mode_of(row: DeviceOffer) -> Mode:
     if row.traits.in_shares:
         return Mode.REPLICAS
     return Mode.WHOLE if row.profile is None else Mode.MIG
+
+
+def usable_memory(row: DeviceOffer) -> int:
+    """Bytes that the device promises to its holders in all, in whole MiB; whole units of amounts."""
+    return row.memory_bytes * row.count // MIB * MIB
 
 
 class ClaimNames(Frozen):

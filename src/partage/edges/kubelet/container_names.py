@@ -21,14 +21,15 @@ from partage.edges.host.procfs import cgroups_of
 from partage.errors import InputError
 from partage.model.cgroup import parse_cgroup
 from partage.model.ids import ContainerId
+from partage.model.paths import CONTAINER_LOGS
 from partage.plan.serve.ledger_entry import Holder
 from partage.values import Frozen
 
-LOGS = Path("/var/log/containers")
+_LOGS = Path(CONTAINER_LOGS)
 _NAME = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log", re.ASCII)
 
 
-def container_names(directory: Path = LOGS) -> Mapping[ContainerId, Holder]:
+def container_names(directory: Path = _LOGS) -> Mapping[ContainerId, Holder]:
     """Container id to its pod and container; empty if the directory does not exist. Blocks for one listing.
 
     Includes init containers and containers that ended recently. An id with two names is left out.

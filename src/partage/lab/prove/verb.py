@@ -19,7 +19,7 @@ from partage.lab import options as lab
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.agent.reconciler.apply_once import NodeAccess
+    from partage.agent.observers.once import NodeAccess
     from partage.answers.documents.report import ReportDocument
     from partage.edges.files.policy import LoadedPolicy
     from partage.lab.prove.model import ProofReport
@@ -177,7 +177,7 @@ async def _prove(options: ProveOptions) -> ProofReport:
 @asynccontextmanager
 async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
     """The node, and the kubelet that knows its pods."""
-    from partage.agent.reconciler.apply_once import NodeAccess
+    from partage.agent.observers.once import NodeAccess
     from partage.edges.kubelet.pod_resources import PodResourcesClient
 
     socket = common_options.pod_resources_socket(options.pod_resources, options.machine)

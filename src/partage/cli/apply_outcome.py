@@ -1,4 +1,4 @@
-"""What ``partage apply`` did, GPU by GPU, and its exit code; the tables of ``plan`` and ``apply``."""
+"""What ``partage apply`` did, GPU by GPU, as document and table; its exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from partage.model.ids import GpuUuid
 from partage.plan.reconcile.blocked import BlockKind
 from partage.plan.reconcile.mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import Phase
-from partage.text import gpus
 from partage.text import gpus as gpus_text
 
 
@@ -186,29 +185,3 @@ def _steps(gpu: AppliedGpuRow) -> str:
     if gpu.outcome is GpuOutcome.DONE:
         return f"{len(gpu.steps)} done"
     return "\n".join(step.detail for step in gpu.steps)
-
-
-def steps_table(rows: Sequence[StepRow]) -> Table:
-    """The steps in their order, equal ones of several GPUs in one row, and how far each reaches."""
-    table = plain_table("What would change", "GPUs", "Step", "Must be idle meanwhile")
-    for detail, changed, idle in _alike(rows):
-        table.add_row(gpus(sorted(changed)), Text(detail), gpus(sorted(idle)) if idle else "")
-    return table
-
-
-def _alike(rows: Sequence[StepRow]) -> list[tuple[str, set[int], set[int]]]:
-    """Equal steps together, never before a step that comes earlier on the same GPU."""
-    found: list[tuple[str, set[int], set[int]]] = []
-    for row in rows:
-        changed, idle = set(row.gpus), set(row.idle)
-        for detail, earlier, idle_too in reversed(found):
-            if detail == row.detail:
-                earlier.update(changed)
-                idle_too.update(idle)
-                break
-            if not earlier.isdisjoint(changed):
-                found.append((row.detail, changed, idle))
-                break
-        else:
-            found.append((row.detail, changed, idle))
-    return found
