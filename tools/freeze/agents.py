@@ -264,8 +264,17 @@ def _api_server(home: Path) -> Iterator[tuple[list[str], Path]]:
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    try:
+        yield requests, _kubeconfig(home, server.server_port)
+    finally:
+        ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+def _kubeconfig(home: Path, port: int) -> Path:
     path = home / "kubeconfig"
-    cluster = {"server": f"https://127.0.0.1:{server.server_port}", "insecure-skip-tls-verify": True}
+    cluster = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
     path.write_text(
         json.dumps(
             {
@@ -277,12 +286,7 @@ def _api_server(home: Path) -> Iterator[tuple[list[str], Path]]:
         ),
         encoding="utf-8",
     )
-    try:
-        yield requests, path
-    finally:
-        ended.set()
-        server.shutdown()
-        server.server_close()
+    return path
 
 
 def _for_slurm(checkout: Checkout, folder: Path, home: Path) -> None:

@@ -26,7 +26,7 @@ from partage.codec.yaml_document import read_document
 from partage.errors import InputError, Problem
 from partage.kubernetes.manifests.input_files import ManifestInput, Paper, objects
 from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, ManifestNode
-from partage.kubernetes.manifests.pods import is_own_kind, object_name, pod_specs_at
+from partage.kubernetes.manifests.pods import is_own_kind, object_place, pod_specs_at
 from partage.values import Frozen
 
 
@@ -71,7 +71,7 @@ def translated_object(
     terms: TranslationTerms,
 ) -> TranslatedObject:
     """One object."""
-    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+    top = object_place(document, file, path, line_of)
     return _ObjectTranslator(top, terms).run()
 
 

@@ -16,7 +16,7 @@ from partage.admission.options import GPU_MEM_UNITS, gpu_mem_unit_option
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.common_options import log_level_option
 from partage.answers.process_start import lean_imports
-from partage.answers.verb import verb
+from partage.answers.verb import path_option, verb
 from partage.errors import InputError, missing_library
 from partage.serve_http.options import http_option, http_options, http_protection
 
@@ -43,10 +43,8 @@ _LINGER_S = 5.0
     "-tls, of its Secret.",
 )
 @click.option("--namespace", metavar="NAMESPACE", help="Of the last three.  [default: that of the account]")
-@click.option(
+@path_option(
     "--ca",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="With --http-cert: who signed it. The API server is told to trust it.",
 )
 @click.option(

@@ -95,6 +95,13 @@ class Seldom:
             logger.warning(event, extra={**more, "reason": str(reason), "left_out": left_out or None})
 
 
+def warn_anew(logger: logging.Logger, event: str, trouble: str, before: str) -> str:
+    """Log a trouble that is not the one before; empty: there is none. Returns it, to be kept."""
+    if trouble and trouble != before:
+        logger.warning(event, extra={"reason": trouble})
+    return trouble
+
+
 class GrpcErrors(logging.Filter):
     """What came over a gRPC socket and is no gRPC: one line now and then, in place of the tracebacks of the
     libraries that read it."""

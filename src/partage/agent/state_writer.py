@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from partage.agent.log import warn_anew
 from partage.agent.supervision import wait_at_most
 from partage.edges.files.state import SavedState, StateDir, served_by_report
 from partage.model.ids import GpuUuid
@@ -105,6 +106,4 @@ class StateWriter(Struct):
                 self._note(failure.reason if failure else "")
 
     def _note(self, trouble: str) -> None:
-        if trouble and trouble != self.trouble:
-            log.warning("state cannot be written", extra={"reason": trouble})
-        self.trouble = trouble
+        self.trouble = warn_anew(log, "state cannot be written", trouble, self.trouble)

@@ -16,7 +16,7 @@ import click
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, pod_resources_of
 from partage.answers import completion
 from partage.answers.common_output import HEADERS_KEY, OUTPUT_KEY, WIDE
-from partage.answers.verb import Command, common_option
+from partage.answers.verb import Command, common_option, path_option
 from partage.model.ids import DRA_DRIVERS
 from partage.plan.offer.policy_choice import ChoiceRules, Fallback
 
@@ -284,9 +284,7 @@ def directory_option(
 ) -> Callable[[Command], Command]:
     """A path that a running agent or the kubelet has. text: its help, without the default."""
     shown = f" ({default})" if default is not None else ""
-    return click.option(
-        option, type=click.Path(path_type=Path), default=default, metavar=metavar, help=f"{text}{shown}."
-    )
+    return path_option(option, default=default, metavar=metavar, help=f"{text}{shown}.")
 
 
 def strict_option(command: Command) -> Command:

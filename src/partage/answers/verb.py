@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,10 @@ class CommonOption(click.Option):
 def common_option(*names: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401 - click's
     """As ``click.option``, for an option that several verbs have."""
     return click.option(*names, cls=CommonOption, **settings)
+
+
+path_option = partial(click.option, type=click.Path(path_type=Path), metavar="FILE")
+"""As ``click.option``, for an option whose value is a path."""
 
 
 class Verb(click.Command):

@@ -24,6 +24,7 @@ from msgspec import json
 from partage.claims.decide.cdi import KIND, ClaimCdi, record_in, with_record
 from partage.claims.model.grant import ClaimRecord, ClaimState
 from partage.codec.values import CodecError, decode, encode
+from partage.edges.cdi.files import remove_cdi_file, write_cdi_file
 from partage.edges.host.read_file import read_regular
 from partage.edges.host.replace_file import replace_file, set_aside
 from partage.errors import HardwareError
@@ -327,20 +328,11 @@ class ClaimCdiFiles:
         It is not flushed: after a loss of power the kubelet asks for the claim again before a container can
         start, and the file is written anew.
         """
-        path, cdi = self._path(record.claim.uid), with_record(cdi, record)
-        try:
-            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-            replace_file(path, json.encode(cdi.spec), mode=0o644, hidden=True, flush=False)
-        except OSError as error:
-            raise HardwareError(f"cannot write the CDI file {path}: {error.strerror}") from error
+        write_cdi_file(self._path(record.claim.uid), json.encode(with_record(cdi, record).spec))
 
     def remove(self, uid: str) -> None:
         """Remove the file of a claim, if it is there."""
-        path = self._path(uid)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise HardwareError(f"cannot remove the CDI file {path}: {error.strerror}") from error
+        remove_cdi_file(self._path(uid))
 
     def has(self, uid: str) -> bool:
         """Whether a claim has a file."""

@@ -28,7 +28,7 @@ from partage.codec.values import decode
 from partage.errors import InputError
 from partage.kubernetes.decide.node_rules import Toleration
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
-from partage.kubernetes.manifests.pods import object_name
+from partage.kubernetes.manifests.pods import object_place
 from partage.units import parse_quantity
 
 GROUP, VERSION = "resource.k8s.io", "v1"
@@ -73,7 +73,7 @@ class ClaimObjectReader:
         line_of: LineOf | None = None,
         names: ClaimNames = OWN_NAMES,
     ) -> None:
-        self.top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+        self.top = object_place(document, file, path, line_of)
         self.problems: list[CheckedProblem] = []
         self._names = names
         self._kind = str(document.get("kind"))

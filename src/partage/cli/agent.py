@@ -27,7 +27,7 @@ from partage.answers.common_options import (
     policy_option,
 )
 from partage.answers.process_start import lean_imports, umask_of_a_service
-from partage.answers.verb import verb
+from partage.answers.verb import path_option, verb
 from partage.cli.hardware import helper_argv
 from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
@@ -113,10 +113,8 @@ _path = partial(directory_option, metavar="PATH")
     help="Which labels are written to the Node: all; own: only those that NVIDIA's feature discovery does "
     "not write, where it runs, too; none.",
 )
-@click.option(
+@path_option(
     "--features-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="Write the labels to a file that node-feature-discovery reads, and not to the Node, such as "
     "/etc/kubernetes/node-feature-discovery/features.d/partage.",
 )

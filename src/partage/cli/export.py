@@ -38,7 +38,7 @@ def left_out(inventory: Inventory) -> list[str]:
             "in it"
             for instance in gpu.empty_instances
         ]
-        if gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending:
+        if gpu.mig_mode is not None and gpu.mig_pending:
             word = "on" if gpu.mig_mode.pending else "off"
             said.append(f"GPU {gpu.index}: its MIG mode is to be {word} after the next reset")
     return said

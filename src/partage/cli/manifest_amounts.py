@@ -16,7 +16,7 @@ from partage.explain.decide.pod_and_node import PodNeeds
 from partage.explain.pod_needs import pods_of
 from partage.kubernetes.manifests.manifest import Resources, is_by_memory
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
-from partage.kubernetes.manifests.pods import object_name, pod_specs_at
+from partage.kubernetes.manifests.pods import object_place, pod_specs_at
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import AllocationPolicy
 from partage.model.share import DeviceOffer, Resource
@@ -37,7 +37,7 @@ def amount_findings(
         pods = pods_of(document, file, path, line_of)
     except InputError:
         return
-    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+    top = object_place(document, file, path, line_of)
     for pod, keys in zip(pods, pod_specs_at(document), strict=True):
         yield from _of_pod(pod, top.at(*keys), offered or {})
 

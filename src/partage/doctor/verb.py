@@ -12,7 +12,7 @@ from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.answers import common_options, common_output, completion
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.process_start import lean_imports
-from partage.answers.verb import verb
+from partage.answers.verb import path_option, verb
 from partage.errors import InputError
 from partage.slurm.version import slurm_bin_option, slurm_version_option
 
@@ -46,9 +46,8 @@ FOUND = 1
     shell_complete=completion.files,
     help="With --bundle: a log file to put in, without its secrets. Repeatable.",
 )
-@click.option(
+@path_option(
     "--root",
-    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Where the node's root is mounted, if not at /: /host in a pod of kubectl debug node.",
 )

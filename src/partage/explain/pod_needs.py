@@ -21,7 +21,7 @@ from partage.kubernetes.manifests.pods import (
     BY_NAME,
     BY_TEMPLATE,
     affinity_of,
-    object_name,
+    object_place,
     pod_claim_findings,
     pod_specs_at,
     tolerations_of,
@@ -88,7 +88,7 @@ def pods_of(
 
     Raises InputError with all amounts and names that cannot be read, and what the API server would refuse.
     """
-    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+    top = object_place(document, file, path, line_of)
     found = []
     namespace, name = (_if_text(top.at("metadata", key).value) for key in ("namespace", "name"))
     places = pod_specs_at(document)

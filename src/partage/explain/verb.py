@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from partage.answers import common_options
-from partage.answers.verb import common_option, verb
+from partage.answers.verb import common_option, path_option, verb
 from partage.explain.verb_nodes import Where
 from partage.slurm.version import slurm_bin_option
 
@@ -27,9 +27,8 @@ KINDS = ("pod", "share", "job")
     gives_way_to=common_options.OTHER_NODES,
     help="A simulated node in place of this one: 8xa100-40gb, or a machine file. Repeatable.",
 )
-@click.option(
+@path_option(
     "--reports",
-    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Nodes by the reports of their agents, NAME.json or NAME/report.json, as for partage web.",
 )

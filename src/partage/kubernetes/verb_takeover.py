@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.answers import cluster_options, common_node, common_options, common_output
 from partage.answers.process_start import lean_imports
-from partage.answers.verb import verb
+from partage.answers.verb import path_option, verb
 from partage.errors import ClusterError, InputError, PartageError, Unsatisfiable
 
 if TYPE_CHECKING:
@@ -46,17 +46,15 @@ def exchange_options(command: Command) -> Command:
                 help="Wait so long until the steps have been done, by hand or through --cluster (120 with "
                 "--cluster), and check the result.",
             ),
-            click.option(
+            path_option(
                 "--kubelet-dir",
-                type=click.Path(path_type=Path),
                 default=KUBELET_DIR,
                 metavar="DIR",
                 help=f"The kubelet's device-plugins directory ({KUBELET_DIR}).",
             ),
             common_options.run_dir_option,
-            click.option(
+            path_option(
                 "--state-dir",
-                type=click.Path(path_type=Path),
                 default=STATE_DIR,
                 metavar="DIR",
                 help=f"State directory of the agent ({STATE_DIR}).",

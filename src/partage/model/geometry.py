@@ -144,6 +144,11 @@ class Geometry(Frozen):
         return next((spec for spec in self.profiles if spec.profile == wanted), None)
 
     @property
+    def placed(self) -> bool:
+        """It is known where instances can be."""
+        return any(spec.starts for spec in self.profiles)
+
+    @property
     def whole(self) -> ProfileSpec:
         """The profile that takes the whole GPU; its engines are all that the GPU has."""
         return max(self.profiles, key=lambda spec: (spec.compute_slices, not spec.profile.attributes))

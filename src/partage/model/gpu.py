@@ -196,6 +196,11 @@ class Gpu(Frozen):
         return self.mig_mode is not None and self.mig_mode.current
 
     @property
+    def mig_pending(self) -> bool:
+        """MIG mode changes with the next reset."""
+        return self.mig_mode is not None and self.mig_mode.current != self.mig_mode.pending
+
+    @property
     def mig_unplaced(self) -> bool:
         """It is not known where its MIG devices are: only root may ask."""
         return any(device.placement is None for device in self.mig_devices)

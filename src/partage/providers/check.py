@@ -9,7 +9,7 @@ from partage.codec.yaml_tree import Value
 from partage.edges.files.catalogue import load_catalogue
 from partage.errors import Problem
 from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, ManifestNode
-from partage.kubernetes.manifests.pods import object_name, pod_specs_at
+from partage.kubernetes.manifests.pods import object_place, pod_specs_at
 from partage.model.geometry import GpuModel
 from partage.model.policy import Policy
 from partage.plan.offer.policy_choice import variants
@@ -77,7 +77,7 @@ def judge_manifest(
     document: Mapping[str, Any], file: str, path: str, line_of: LineOf, context: ProviderContext
 ) -> Iterator[CheckedProblem]:
     """What the provider does not allow in a pod, or in the pods of a Deployment, Job and the like."""
-    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+    top = object_place(document, file, path, line_of)
     for keys in pod_specs_at(document):
         for violation in judge_pod(_pod(top, keys), context.provider, context.groups):
             yield _problem(violation, top)

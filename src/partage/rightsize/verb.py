@@ -10,7 +10,7 @@ import click
 
 from partage.agent.options import STATE_DIR
 from partage.answers import common_options, common_output
-from partage.answers.verb import verb
+from partage.answers.verb import path_option, verb
 from partage.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _OWN = ""
 
 @verb("rightsize")
 @click.option("--prometheus", metavar="URL", help="A Prometheus that scrapes the agents, http://HOST:9090.")
-@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="The token it wants.")
+@path_option("--token-file", help="The token it wants.")
 @click.option(
     "--window",
     default="7d",
@@ -34,10 +34,8 @@ _OWN = ""
     help="With --prometheus: how far back to look: 90m, 36h, 7d.",
 )
 @click.option("--namespace", metavar="NAME", help="Only workloads of this namespace.")
-@click.option(
+@path_option(
     "--trace",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="A recorded trace instead: CSV with time, namespace, pod, container, memory_bytes.",
 )
 @click.option(
@@ -66,9 +64,8 @@ _OWN = ""
     help="For -o policy and -o patch: how the GPUs are to be shared.",
 )
 @click.option("--unit", metavar="AMOUNT", help="Recommend numbers of units of memory (1Gi), not shares.")
-@click.option(
+@path_option(
     "--manifests",
-    type=click.Path(path_type=Path),
     multiple=True,
     metavar="PATH",
     help="For -o patch: manifests, or a directory of them, with the Deployments, StatefulSets and Jobs. "

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from partage.answers.process_start import lean_imports
-from partage.answers.verb import Command
+from partage.answers.verb import Command, path_option
 
 if TYPE_CHECKING:
     from partage.serve_http.http_access import HttpOptions
@@ -38,9 +37,8 @@ def http_protection(command: Command) -> Command:
             ("client-ca", "FILE", "Readers must have a certificate of this authority, or the token."),
         )
     ):
-        command = click.option(
+        command = path_option(
             f"--http-{name}",
-            type=click.Path(path_type=Path),
             metavar=metavar,
             expose_value=False,
             callback=_remember,

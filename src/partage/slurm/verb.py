@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.answers import common_node, common_options, common_output
-from partage.answers.verb import Verb
+from partage.answers.verb import Verb, path_option
 from partage.errors import wrong_input
 from partage.slurm.version import slurm_version_option, version_of
 
@@ -69,9 +69,7 @@ def command() -> None:
     show_default=True,
     help="What GPUs are called: h100 and h100_1g.10gb; h100_sxm5_80gb; h100 and 1g.10gb.",
 )
-@click.option(
-    "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the files there. Default: stdout."
-)
+@path_option("--output", metavar="DIR", help="Write the files there. Default: stdout.")
 def config_command(
     *,
     policy: str | None,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import socket
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from partage.answers.verb import path_option
 from partage.errors import InputError, Problem
 from partage.slurm.version import slurm_bin_option, slurm_version_option
 
@@ -29,16 +29,13 @@ _OPTIONS = (
         help="With --slurm: own: the gres.conf of this node alone (default); shared: NODE.gres.conf and "
         "NODE.slurm.conf in a directory of all nodes; nothing: you write them.",
     ),
-    click.option(
+    path_option(
         "--slurm-dir",
-        type=click.Path(path_type=Path),
         metavar="DIR",
         help="With --slurm: where these files are (/etc/slurm).",
     ),
-    click.option(
+    path_option(
         "--slurm-devices",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
         help="With --slurm: what the prolog reads (/etc/partage/slurm/devices.json).",
     ),
     click.option(

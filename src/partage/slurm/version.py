@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from partage.answers.verb import path_option
 from partage.errors import ClusterError, InputError, Unsatisfiable, wrong_input
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ def slurm_version_option(
 
 def slurm_bin_option(text: str = "The directory of scontrol.") -> Callable[[Command], Command]:
     """``--slurm-bin``: where Slurm's programs are."""
-    return click.option(
+    return path_option(
         "--slurm-bin",
-        type=click.Path(path_type=Path),
         metavar="DIR",
         help=f"{text} Default: the usual ones.",
     )

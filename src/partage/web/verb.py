@@ -13,7 +13,7 @@ import click
 from partage.answers import common_output
 from partage.answers.cluster_options import cluster_of
 from partage.answers.process_start import lean_imports
-from partage.answers.verb import verb
+from partage.answers.verb import path_option, verb
 from partage.errors import InputError, wrong_input
 from partage.serve_http.options import http_option, http_options, http_protection
 
@@ -32,22 +32,16 @@ if TYPE_CHECKING:
     metavar="[NAME=]URL",
     help="An agent to ask, http://HOST:PORT; can be repeated. Without a name, the host is the name.",
 )
-@click.option(
+@path_option(
     "--agents-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="A file with such an agent in each line; # begins a comment.",
 )
-@click.option(
+@path_option(
     "--agent-token-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="File with the token of the agents.",
 )
-@click.option(
+@path_option(
     "--agent-ca",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
     help="Certificates of the authority that signs those of the agents, PEM.",
 )
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from partage.agent.log import warn_anew
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitSetter, LimitWay
 from partage.model.gpu import Inventory
@@ -80,9 +81,7 @@ class ContainerLimits:
         anew, self.terms = terms != self.terms, terms
         if terms.way is LimitWay.HOOK:
             trouble = self._write([held for held in self.given.values() if anew or not files.has(held)])
-        if trouble and trouble != self.trouble:
-            log.warning("memory limits of containers", extra={"reason": trouble})
-        self.trouble = trouble
+        self.trouble = warn_anew(log, "memory limits of containers", trouble, self.trouble)
 
     def limited(self, answer: ContainerAllocation, resource: ResourceName) -> ContainerAllocation:
         """The answer with the CDI name of its limits, whose file is there then: one small file, and a copy of

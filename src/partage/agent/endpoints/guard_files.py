@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from partage.agent.log import warn_anew
 from partage.model.share import DeviceOffer
 
 log = logging.getLogger(__name__)
@@ -35,9 +36,7 @@ class GuardFiles:
             self.directory, trouble = str(write_guard(self._parent)), ""
         except OSError as error:
             trouble = f"the guard's files cannot be written below {self._parent}: {error.strerror}"
-        if trouble and trouble != self.trouble:
-            log.warning("guard is not offered", extra={"reason": trouble})
-        self.trouble = trouble
+        self.trouble = warn_anew(log, "guard is not offered", trouble, self.trouble)
 
 
 def write_guard(parent: Path) -> Path:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from partage.agent.log import warn_anew
 from partage.agent.observers.containers import NodeContainers
 from partage.agent.options import Intervals
 from partage.agent.status.status import UsageObservation, UseSeen
@@ -221,11 +222,9 @@ class HistoryObserver(Struct):
 
     def _write(self, day: UsageDay) -> None:
         trouble = self.files.write(day)
-        if trouble and trouble != self.trouble:
-            log.warning("history cannot be written", extra={"reason": trouble})
+        self.trouble = warn_anew(log, "history cannot be written", trouble, self.trouble)
         if not trouble:
             self._written = (day.date, day.samples)
-        self.trouble = trouble
 
     def _note_unusable(self, problem: str) -> None:
         if problem:

@@ -130,9 +130,7 @@ def _mig_files(now: Observation) -> Finding | None:
 def _mig_empty(now: Observation) -> Finding | None:
     """MIG mode without a MIG device: CUDA finds nothing to run on."""
     empty = [
-        gpu.index
-        for gpu in now.inventory
-        if gpu.mig_mode is not None and gpu.mig_mode.current and not gpu.mig_devices and not gpu.mig_hidden
+        gpu.index for gpu in now.inventory if gpu.mig_enabled and not gpu.mig_devices and not gpu.mig_hidden
     ]
     if not empty:
         return None

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from partage.edges.cdi.spec import Spec, spec_error
+from partage.edges.cdi.spec import Spec, spec_error, version_numbers
 from partage.edges.host.read_file import read_regular
 from partage.errors import InputError
 from partage.plan.serve.allocate_response import CDI_VENDOR
@@ -72,7 +72,7 @@ def with_libraries_of(theirs: Spec, ours: Spec) -> Spec:
         else device
         for device in ours["devices"]
     ]
-    version = max(str(theirs["cdiVersion"]), str(ours["cdiVersion"]), key=_numbers)
+    version = max(str(theirs["cdiVersion"]), str(ours["cdiVersion"]), key=version_numbers)
     edits = {**(theirs.get("containerEdits") or {})}
     nodes = {node["path"]: node for node in ours["containerEdits"].get("deviceNodes", ())}
     nodes |= {node["path"]: node for node in edits.get("deviceNodes") or ()}
@@ -131,7 +131,3 @@ def _mounted(edits: object) -> Iterator[str]:
 
 def _nodes(device: Spec) -> set[str]:
     return {node["path"] for node in device["containerEdits"].get("deviceNodes") or ()}
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from msgspec import json
 
+from partage.edges.cdi.files import remove_cdi_file, write_cdi_file
 from partage.edges.host.read_file import read_regular
 from partage.edges.host.replace_file import replace_file
-from partage.errors import HardwareError
 from partage.plan.serve.limit_edits import HOOK_NAME, LIMITS_KIND, LimitSet, LimitTerms, limits_spec, set_in
 
 PREFIX = LIMITS_KIND.replace("/", "-")
@@ -44,20 +44,13 @@ class LimitFiles:
         content = json.encode(limits_spec(given, terms))
         for folder in (self._kept, self.directory):
             path = folder / _file_of(given)
-            try:
-                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-                replace_file(path, content, mode=0o644, hidden=True, flush=False)
-            except OSError as error:
-                raise HardwareError(f"cannot write the CDI file {path}: {error.strerror}") from error
+            write_cdi_file(path, content)
 
     def remove(self, given: LimitSet) -> None:
         """Remove the file of this set, and its copy last. Raises HardwareError."""
         for folder in (self.directory, self._kept):
             path = folder / _file_of(given)
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise HardwareError(f"cannot remove the CDI file {path}: {error.strerror}") from error
+            remove_cdi_file(path)
 
     def load(self) -> Mapping[str, LimitSet]:
         """The sets that have a file or a copy, by name. Halves of files are removed, and no others."""

@@ -71,7 +71,7 @@ def with_missing_devices(theirs: Spec, ours: Spec) -> Spec:
     """The spec of nvidia-ctk and the devices that it left out. The version is the lower one that has both."""
     known = {device["name"] for device in theirs["devices"]}
     missing = [device for device in ours["devices"] if device["name"] not in known]
-    version = max(str(theirs["cdiVersion"]), _version(missing, {}), key=_numbers)
+    version = max(str(theirs["cdiVersion"]), _version(missing, {}), key=version_numbers)
     return {**theirs, "cdiVersion": version, "devices": [*theirs["devices"], *missing]}
 
 
@@ -164,5 +164,6 @@ def _version(devices: Sequence[Spec], edits: Spec) -> str:
     return _VERSION_WITH_HOST_PATHS if digit_first or host_paths else _VERSION
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
+    """To compare versions of specs."""
     return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))

@@ -64,9 +64,12 @@ class Host(Frozen):
     run: Path = Path("/run/partage")
     etc: Path = Path("/etc")
 
+    def _pci(self, pci_bus_id: PciBusId) -> Path:
+        return self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id)
+
     def numa_node(self, pci_bus_id: PciBusId) -> int | None:
         """The NUMA node of a GPU; None if the machine has none or reports -1."""
-        text = _read(self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id) / "numa_node")
+        text = _read(self._pci(pci_bus_id) / "numa_node")
         try:
             node = int(text)
         except ValueError:
@@ -75,7 +78,7 @@ class Host(Frozen):
 
     def pcie_root(self, pci_bus_id: PciBusId) -> str | None:
         """The root complex above a GPU, ``pci0000:00``; None if sysfs does not have the device."""
-        link = self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id)
+        link = self._pci(pci_bus_id)
         try:
             path = str(link.readlink())
         except OSError:
@@ -137,7 +140,7 @@ class Host(Frozen):
 
     def pci_class(self, pci_bus_id: PciBusId) -> int | None:
         """The class code of a PCI device; None if the kernel does not list the device."""
-        text = _read(self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id) / "class", 32)
+        text = _read(self._pci(pci_bus_id) / "class", 32)
         try:
             return int(text, 16)
         except ValueError:
@@ -145,7 +148,7 @@ class Host(Frozen):
 
     def vgpu(self, pci_bus_id: PciBusId) -> VgpuHost | None:
         """The host of a vGPU; None for another GPU, and where only root may read its configuration space."""
-        path = self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id) / "config"
+        path = self._pci(pci_bus_id) / "config"
         try:
             return vgpu_host(path.read_bytes()[:256])
         except OSError:

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
-from grpclib.server import Server
+from grpclib.server import Server, Stream
 from h2.connection import H2Connection
 from hyperframe.frame import Frame
 
+_Request = TypeVar("_Request")
 _READ_BYTES = 64 * 1024
 
 # h2 formats every received frame for a trace that is never read (H2Connection._receive_frame, 4.4): one
@@ -172,3 +175,11 @@ class ClosingServer(Server):
                 connection.processor.close("the server stops")
         await self.wait_closed()
         return bool(connected)
+
+
+async def request_of(stream: Stream[_Request, Any]) -> _Request:
+    """The one message of the call. Raises GRPCError where there is none."""
+    request = await stream.recv_message()
+    if request is None:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no message")
+    return request

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpclib.client import Channel
-from grpclib.const import Status
-from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from partage.edges.host.own_task import bounded
@@ -32,7 +30,7 @@ from partage.edges.kubelet._generated.dra_health_v1alpha1_grpc import DRAResourc
 from partage.edges.kubelet._generated.dra_v1_grpc import DRAPluginBase as DraV1
 from partage.edges.kubelet._generated.dra_v1beta1_grpc import DRAPluginBase as DraV1Beta1
 from partage.edges.kubelet._generated.pluginregistration_grpc import RegistrationBase, RegistrationStub
-from partage.edges.kubelet.connections import ClosingServer
+from partage.edges.kubelet.connections import ClosingServer, request_of
 from partage.edges.kubelet.port import DraHandler
 from partage.edges.kubelet.registration import translate_errors
 from partage.edges.kubelet.sockets import SocketIdentity, remove_socket, socket_identity
@@ -164,14 +162,6 @@ async def _answered(
             (claim.uid for claim in claims), shortened(f"{type(error).__name__}: {error}", LONGEST_REFUSAL)
         )
     return {claim.uid: said.get(claim.uid, "the driver has no answer for this claim") for claim in claims}
-
-
-async def request_of(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 (one of seven messages)
-    """What the call carries. Raises GRPCError where that is nothing."""
-    request = await stream.recv_message()
-    if request is None:
-        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no message")
-    return request
 
 
 LOOK_S = 5.0

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginBase
-from partage.edges.kubelet.connections import ClosingServer
+from partage.edges.kubelet.connections import ClosingServer, request_of
 from partage.edges.kubelet.messages import answer_message, device_list_message, share_ids
 from partage.edges.kubelet.port import PluginHandler
 from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, remove_socket, socket_identity
@@ -35,7 +35,6 @@ REFUSED_S = 1.0
 """A kubelet that accepts a registration opens its stream long before."""
 
 log = logging.getLogger(__name__)
-_Request = TypeVar("_Request")
 
 
 class PluginServer:
@@ -177,7 +176,7 @@ class _DevicePlugin(DevicePluginBase):
         )
 
     async def GetDevicePluginOptions(self, stream: Stream[pb.Empty, pb.DevicePluginOptions]) -> None:
-        await _request(stream)
+        await request_of(stream)
         connection = _connection(stream)
         if self._kubelet is None:
             self._kubelet = connection
@@ -188,7 +187,7 @@ class _DevicePlugin(DevicePluginBase):
         await stream.send_message(options)
 
     async def ListAndWatch(self, stream: Stream[pb.Empty, pb.ListAndWatchResponse]) -> None:
-        await _request(stream)
+        await request_of(stream)
         connection, task = _connection(stream), asyncio.current_task()
         assert task is not None
         if self._kubelet is None:
@@ -223,7 +222,7 @@ class _DevicePlugin(DevicePluginBase):
     async def GetPreferredAllocation(
         self, stream: Stream[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse]
     ) -> None:
-        request = await _request(stream)
+        request = await request_of(stream)
         response = pb.PreferredAllocationResponse()
         with self._answering("GetPreferredAllocation"):
             for asked in request.container_requests:
@@ -234,7 +233,7 @@ class _DevicePlugin(DevicePluginBase):
         await stream.send_message(response)
 
     async def Allocate(self, stream: Stream[pb.AllocateRequest, pb.AllocateResponse]) -> None:
-        request = await _request(stream)
+        request = await request_of(stream)
         with self._answering("Allocate"):
             asked = [share_ids(container.devices_ids) for container in request.container_requests]
             answers = [await self._handler.allocate(ids) for ids in asked]
@@ -244,7 +243,7 @@ class _DevicePlugin(DevicePluginBase):
     async def PreStartContainer(
         self, stream: Stream[pb.PreStartContainerRequest, pb.PreStartContainerResponse]
     ) -> None:
-        request = await _request(stream)
+        request = await request_of(stream)
         await self._pre_start(request)
         await stream.send_message(pb.PreStartContainerResponse())
 
@@ -275,11 +274,3 @@ class _DevicePlugin(DevicePluginBase):
 def _connection(stream: Stream[Any, Any]) -> Connection:
     """The connection of a call. grpclib tells only the peer's address, which a unix socket has not."""
     return stream._stream.connection  # noqa: SLF001
-
-
-async def _request(stream: Stream[_Request, Any]) -> _Request:
-    """The one message of the call."""
-    request = await stream.recv_message()
-    if request is None:
-        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no message")
-    return request

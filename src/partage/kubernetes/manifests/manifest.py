@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from partage.answers.wording import sharing_text
 from partage.codec.fields import nearest_word
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
-from partage.kubernetes.manifests.pods import object_name, pod_claim_findings, pod_specs_at
+from partage.kubernetes.manifests.pods import object_place, pod_claim_findings, pod_specs_at
 from partage.kubernetes.manifests.settings import settings_findings
 from partage.model.driver_limit import SMALLEST_USABLE_BYTES
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, ResourceName
@@ -136,7 +136,7 @@ def findings(
     container learns its devices from NVIDIA_VISIBLE_DEVICES. models_of: None: profiles are not looked at.
     models_here: those of the machine.
     """
-    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+    top = object_place(document, file, path, line_of)
     asked = _Asked(offered, only_cdi, models_of, frozenset(models_here))
     found = [*_header(top)]
     for keys in pod_specs_at(document):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from partage.kubernetes.decide.node_rules import LabelRule, Term, Toleration
-from partage.kubernetes.manifests.node import CheckedProblem, Keys, ManifestNode
+from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, ManifestNode
 from partage.text import listed
 
 POD_SPEC_AT = {
@@ -106,6 +106,11 @@ def object_name(document: Mapping[str, Any]) -> str:
     name = next((text for key in ("name", "generateName") if isinstance(text := about.get(key), str)), "")
     namespace = f" (namespace {about['namespace']})" if isinstance(about.get("namespace"), str) else ""
     return "/".join(part for part in (str(document["kind"]), name) if part) + namespace
+
+
+def object_place(document: Mapping[str, Any], file: str, path: str, line_of: LineOf | None) -> ManifestNode:
+    """An object as a place in a file. path: of the object."""
+    return ManifestNode(file, path, document, line_of, owner=object_name(document))
 
 
 TextOf = Callable[[ManifestNode], str]

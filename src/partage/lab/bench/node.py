@@ -55,7 +55,7 @@ def gpu_place(gpu: Gpu, settings: BenchSettings, pipe: Path | None) -> TenantPla
     """
     device: DeviceUuid = gpu.uuid
     memory_bytes = gpu.memory_bytes
-    if gpu.mig_mode is not None and gpu.mig_mode.current:
+    if gpu.mig_enabled:
         if not gpu.mig_devices:
             raise Unsatisfiable(
                 f"GPU {gpu.index} is in MIG mode and has no MIG device", "partage apply makes some"

@@ -120,7 +120,7 @@ def _examine(
         return "has MIG devices at places that only root may read"
     if gpu.recovery not in (None, RecoveryAction.NONE):
         return f"waits for {gpu.recovery.word.replace('-', ' ')}"
-    if geometry is None or not any(spec.starts for spec in geometry.profiles):
+    if geometry is None or not geometry.placed:
         return None
     try:
         live = sorted(_instances(gpu, geometry, held), key=lambda instance: instance.start)

@@ -125,7 +125,7 @@ def can_divide(gpu: Gpu, entry: GpuEntry, geometry: Geometry | None, findings: F
     path = f"{entry.origin}.mig.on-demand"
     try:
         _check_mig(gpu)
-        if geometry is None or not any(spec.starts for spec in geometry.profiles):
+        if geometry is None or not geometry.placed:
             raise _not_plannable(gpu)
     except _Impossible as reason:
         findings.add("impossible", path, str(reason), reason.hint, [gpu.index])
@@ -172,7 +172,7 @@ def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -
     existing = gpu.mig_devices if gpu.mig_enabled else ()
     if not desired.items:
         return GpuDevices((), mig=True, pending=_pending(gpu, desired), existing=existing)
-    if geometry is None or not any(spec.starts for spec in geometry.profiles):
+    if geometry is None or not geometry.placed:
         raise _not_plannable(gpu)
     devices = _planned(place(geometry, desired.items), geometry, gpu.memory_bytes)
     return GpuDevices(devices, mig=True, pending=_pending(gpu, desired), existing=existing)

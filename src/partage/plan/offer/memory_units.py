@@ -109,10 +109,15 @@ def check_unit_names(targets: Iterable[Target], findings: Findings) -> None:
     for name, unlike in kinds.items():
         if len(unlike) < 2 or all(units_of(some[0].sharing) is None for some in unlike.values()):
             continue
-        text = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
-        origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
+        text, origin = kinds_of_gpus(unlike)
         hint = "one unit and one placement for a resource; give the others a 'name' of their own"
         findings.add("wrong", origin, f"a pod that asks for {name} cannot know what it gets: {text}", hint)
+
+
+def kinds_of_gpus(unlike: dict[str, list[Target]]) -> tuple[str, str]:
+    """``1g.10gb on GPU 0; 3g.40gb on GPUs 1 and 2``, and the path in the policy of the last that has one."""
+    text = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
+    return text, next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
 
 
 def _kind(sharing: Sharing) -> str:

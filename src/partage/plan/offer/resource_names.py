@@ -11,10 +11,9 @@ from partage.model.ids import VENDOR, ResourceName
 from partage.model.policy import Exclusive, MigStrategy, Mps, NamePattern, Options, Policy, TimeSlicing
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import PlannedDevice, Target
-from partage.plan.offer.memory_units import units_of
+from partage.plan.offer.memory_units import kinds_of_gpus, units_of
 from partage.plan.offer.mps_shares import Portion, Portions, client_resource, limits_clients, portions
 from partage.plan.offer.select import glob_matches
-from partage.text import gpus
 from partage.units import format_bytes
 
 GPU_RESOURCE = ResourceName(f"{VENDOR}/gpu")
@@ -59,8 +58,7 @@ def warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: F
     for name, unlike in kinds.items():
         if len(unlike) < 2:
             continue
-        text = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
-        origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
+        text, origin = kinds_of_gpus(unlike)
         findings.add(
             "doubtful",
             origin,

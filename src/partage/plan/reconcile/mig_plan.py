@@ -221,8 +221,7 @@ def _placement(
         return PlacedLayout(
             tuple(map(_as_it_is, stay)), sum(instance.busy for instance in live if instance not in stay)
         )
-    plannable = geometry is not None and any(spec.starts for spec in geometry.profiles)
-    return best_placement(geometry, items, live) if geometry and plannable else None
+    return best_placement(geometry, items, live) if geometry and geometry.placed else None
 
 
 def _crowded(gpu: Gpu, instances: Sequence[PlannedInstance]) -> Blocked:
@@ -389,7 +388,7 @@ def _loss(gpu: Gpu, refused: Blocked | None) -> str:
     why = "no layout is desired for it afterwards" if refused is None else refused.reason
     if gpu.mig_devices or gpu.empty_instances:
         return f"its instances would be lost, and {why}"
-    if gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending:
+    if gpu.mig_pending:
         return f"its MIG mode would change, and {why}"
     return ""
 

@@ -86,7 +86,7 @@ def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
     Raises GpuInUse; Unsupported in a virtual machine, or if a GPU that shares the reset is missing.
     """
     gpus = [answering_gpu(state, uuid) for uuid in step.gpus]
-    if step.pending and not any(gpu.uuid in step.pending and _is_pending(gpu) for gpu in gpus):
+    if step.pending and not any(gpu.uuid in step.pending and gpu.mig_pending for gpu in gpus):
         return state
     if state.at_power_on.virtual:
         raise Unsupported("a virtual machine may not reset its GPUs", _IN_A_VM)
@@ -100,10 +100,6 @@ def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
     for gpu in gpus:
         state = reset_gpu(state, gpu)
     return state
-
-
-def _is_pending(gpu: Gpu) -> bool:
-    return gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending
 
 
 def verify(state: SimulatedNode, step: Verify) -> SimulatedNode:
