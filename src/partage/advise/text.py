@@ -23,10 +23,10 @@ from partage.answers.render.drawing import (
     Drawing,
     Label,
     Shape,
+    check_ending,
     svg,
 )
 from partage.answers.wording import product_word
-from partage.errors import wrong_input
 from partage.model.strategy import Strategy
 from partage.text import count_of
 from partage.units import format_bytes
@@ -134,10 +134,7 @@ _TAKEN, _TAKEN_FILL = "#2e7d32", "#e0f0e1"
 
 def check_path_name(path: str) -> str:
     """The file name's ending, ``.mmd`` or ``.svg``. Raises InputError for another one."""
-    ending = next((known for known in (".mmd", ".svg") if path.lower().endswith(known)), None)
-    if ending is None:
-        raise wrong_input(path, "a path is written as .mmd (Mermaid) or .svg", "path.svg")
-    return ending
+    return check_ending(path, (".mmd", ".svg"), "a path is written as .mmd (Mermaid) or .svg", "path.svg")
 
 
 def path_file(models: Sequence[ModelAdvice], path: str) -> str:

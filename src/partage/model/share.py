@@ -207,15 +207,15 @@ def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
     return {name: Resource(name, tuple(offerings)) for name, offerings in rows.items()}
 
 
-def driver_limits(offerings: Iterable[DeviceOffer]) -> tuple[DriverLimit, ...]:
+def driver_limits(shares: Iterable[tuple[GpuUuid, int | None]]) -> tuple[DriverLimit, ...]:
     """The limits of a container that holds these shares, one for each GPU, in the order of the shares.
 
-    offerings: of each share. () if the driver sets none.
+    shares: the GPU of each, and the limit of one; None: the driver sets none.
     """
     sums: dict[GpuUuid, int] = {}
-    for offering in offerings:
-        if offering.limit_bytes is not None:
-            sums[offering.gpu] = sums.get(offering.gpu, 0) + offering.limit_bytes
+    for gpu, limit in shares:
+        if limit is not None:
+            sums[gpu] = sums.get(gpu, 0) + limit
     return tuple(DriverLimit(gpu, limit_bytes) for gpu, limit_bytes in sums.items())
 
 

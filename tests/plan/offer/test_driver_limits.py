@@ -122,7 +122,7 @@ def test_what_a_container_holds_adds_up_for_each_gpu() -> None:
     (small,) = offered(TimeSlicing(0, units=MemoryUnits(GIB), limited=True), able())
     (large,) = offered(TimeSlicing(2, limited=True), able(1))
     (free,) = offered(TimeSlicing(2), able(2))
-    assert driver_limits([small, small, large, free]) == (
+    assert driver_limits((row.gpu, row.limit_bytes) for row in (small, small, large, free)) == (
         DriverLimit(small.gpu, 2 * GIB),
         DriverLimit(large.gpu, 40 * GIB),
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,10 +72,15 @@ class Drawing(Frozen):
 
 def check_picture_name(path: str) -> str:
     """The file name's ending, ``.svg`` or ``.png``. Raises InputError for another one."""
-    ending = next((known for known in (".svg", ".png") if path.lower().endswith(known)), None)
-    if ending is None:
-        raise wrong_input(path, "a picture is written as .svg or .png", "node.svg, node.png")
-    return ending
+    return check_ending(path, (".svg", ".png"), "a picture is written as .svg or .png", "node.svg, node.png")
+
+
+def check_ending(path: str, endings: Sequence[str], message: str, hint: str) -> str:
+    """The file name's ending, as it stands in ``endings``. Raises InputError with that text for another."""
+    for ending in endings:
+        if path.lower().endswith(ending):
+            return ending
+    raise wrong_input(path, message, hint)
 
 
 def check_plot(path: str) -> None:

@@ -18,9 +18,9 @@ from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import ClaimRecord, ClaimState, Granted, GrantedShare
 from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.codec.values import CodecError, decode, encode
-from partage.model.driver_limit import DriverLimit, LimitWay
-from partage.model.ids import GpuUuid, ResourceName
-from partage.model.share import ContainerAllocation, DeviceOffer, Mount, Resource
+from partage.model.driver_limit import LimitWay
+from partage.model.ids import ResourceName
+from partage.model.share import ContainerAllocation, DeviceOffer, Mount, Resource, driver_limits
 from partage.plan.serve.allocate_response import CDI_VENDOR, AllocateResponder, share_facts
 from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms, hook_edits, limit_variables
 from partage.text import one_or_each
@@ -79,7 +79,7 @@ def claim_cdi(
             for other, (row, given) in zip(granted.shares, answers, strict=True)
             if other.asked == share.asked
         ]
-        held = _limits([other for other, _, _ in together])
+        held = driver_limits((other.gpu, other.limit_bytes) for other, _, _ in together)
         envs = {_NO_LEGACY: "void"} | _envs(together, devices.names) | limit_variables(held, limits)
         edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in envs.items()]}
         if held and share is together[0][0] and limits.way is LimitWay.HOOK:
@@ -124,15 +124,6 @@ def _client_limits(share: GrantedShare) -> dict[str, str]:
     if (memory_bytes := share.config.client_memory_bytes) is not None:
         found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={min(memory_bytes, share.memory_bytes) // MIB}M"
     return found
-
-
-def _limits(shares: Iterable[GrantedShare]) -> tuple[DriverLimit, ...]:
-    """The limits of a container that has these shares, one for each GPU."""
-    sums: dict[GpuUuid, int] = {}
-    for share in shares:
-        if share.limit_bytes is not None:
-            sums[share.gpu] = sums.get(share.gpu, 0) + share.limit_bytes
-    return tuple(DriverLimit(gpu, limit_bytes) for gpu, limit_bytes in sums.items())
 
 
 def _envs(

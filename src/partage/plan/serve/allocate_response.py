@@ -119,7 +119,7 @@ class AllocateResponder:
             envs.update(_gpushare_facts(held, self._memory_of.get(held[0].device)))
         if any(offering.guard for offering in held):
             self._add_guard(held, envs, mounts)
-        limits = driver_limits(held)
+        limits = driver_limits((offering.gpu, offering.limit_bytes) for offering in held)
         envs.update(limit_variables(limits, self._limits))
         cdi = self._cdi_names(names)
         return ContainerAllocation(
