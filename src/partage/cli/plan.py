@@ -190,14 +190,12 @@ def _print(planned: PolicyOnNode, driver: str, console: Console) -> None:
 
 def _steps_table(rows: Sequence[StepRow]) -> Table:
     """The steps in their order, equal ones of several GPUs in one row, and how far each reaches."""
-    from rich.text import Text
-
     from partage.answers.render.tables import plain_table
     from partage.text import gpus
 
     table = plain_table("What would change", "GPUs", "Step", "Must be idle meanwhile")
     for detail, changed, idle in _alike(rows):
-        table.add_row(gpus(sorted(changed)), Text(detail), gpus(sorted(idle)) if idle else "")
+        table.add_row(gpus(sorted(changed)), detail, gpus(sorted(idle)) if idle else "")
     return table
 
 

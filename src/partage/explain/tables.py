@@ -1,4 +1,4 @@
-"""``partage explain`` and ``partage explain job`` as sentences and tables: node, GPU, why not, what to do."""
+"""``partage explain`` as sentences and tables: node, GPU, why not, what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from partage.explain.document import (
     ExplainedNodeRow,
     ExplainedPodRow,
     ExplainedShareRow,
-    JobExplanationDocument,
     ReasonRow,
 )
 from partage.text import count_of, listed, numbers
@@ -107,9 +106,7 @@ def share_lines(rows: Sequence[ExplainedShareRow]) -> Iterator[RenderableType]:
         share = f"{count_of(len(row.shares), 'share')}{memory}"
         style = {"held": "", "free": "green"}.get(row.state, "yellow")
         table.add_row(
-            *(Text(cell) for cell in (*cells, gpu, row.resource or "-", share, row.standing)),
-            Text(str(row.guarantee or "?")),
-            Text(row.next),
+            *(*cells, gpu, row.resource or "-", share, row.standing, str(row.guarantee or "?"), row.next),
             style=style,
         )
     yield table
@@ -149,9 +146,9 @@ def _table(groups: Sequence[Sequence[ExplainedNodeRow]]) -> Table:
     for nodes in groups:
         node, names = nodes[0], listed([row.name for row in nodes], 3)
         style = "green" if node.fits else ""
-        table.add_row(Text(names), Text("-"), Text(_why(node)), Text(_what(node)), style=style)
+        table.add_row(names, "-", _why(node), _what(node), style=style)
         for gpus, why, what in _gpu_lines(node.gpus):
-            table.add_row(Text(""), Text(gpus), Text(why), Text(what), style="dim")
+            table.add_row("", gpus, why, what, style="dim")
     return table
 
 
@@ -231,58 +228,3 @@ def _remarks(nodes: Iterable[ExplainedNodeRow]) -> Iterator[str]:
             said.setdefault(line, []).append(node.name)
     for remark, names in said.items():
         yield f"{listed(names, 3)}: {remark}"
-
-
-"""Nodes in the table. ``-o json`` has all."""
-
-
-def job_lines(job: JobExplanationDocument) -> Iterator[RenderableType]:
-    """Everything about one job."""
-    who = f" of {job.user}" if job.user else ""
-    asks = f" asks for {job.asks}" if job.asks else " names no GPUs"
-    yield Text(f"Job {job.job}{who} in partition {job.partition or '?'}{asks}.", style="bold")
-    words = {
-        "waits": "It waits: ",
-        "never": "It will not start as it is: ",
-        "refused": "It was started, and does not run: ",
-    }
-    since = f", since {job.since}" if job.since and job.standing == "runs" else ""
-    text = f"{words.get(job.standing, '')}{job.why}{since}."
-    yield Text(text[:1].upper() + text[1:])
-    if job.slurm_says:
-        yield Text(f"Slurm says: {job.slurm_says}.", style="dim")
-    if job.nodes:
-        yield Text()
-        yield _nodes(job)
-        if len(job.nodes) > MOST_NODES:
-            yield Text(f"and {count_of(len(job.nodes) - MOST_NODES, 'node')} more; -o json has all")
-    if job.holds:
-        yield Text()
-        yield _holds(job)
-    if job.standing != "runs":
-        yield Text()
-        yield Text(f"What to do: {job.todo}.", style="bold")
-
-
-def _nodes(job: JobExplanationDocument) -> Table:
-    table = plain_table("", "Node", "GPU", "Why not", "What to do")
-    for node in job.nodes[:MOST_NODES]:
-        why = node.why or "nothing: its GPUs would do"
-        table.add_row(*(Text(cell) for cell in (node.name, "-", why, node.todo)))
-        alike: dict[tuple[str, str], list[int]] = {}
-        for gpu in node.gpus:
-            alike.setdefault((gpu.why or "nothing: it has room", gpu.todo), []).append(gpu.index)
-        for (reason, todo), indexes in alike.items():
-            table.add_row(*(Text(cell) for cell in ("", numbers(indexes), reason, todo)), style="dim")
-    return table
-
-
-def _holds(job: JobExplanationDocument) -> Table:
-    table = plain_table("", "Node", "GPU", "Holds", "Memory", "Guarantee", "Why")
-    for row in job.holds:
-        index = "?" if row.index is None else str(row.index)
-        device = f" ({row.device})" if row.device and row.device != index else ""
-        memory = "" if row.memory_bytes is None else format_bytes(row.memory_bytes)
-        cells = (row.node, index + device, row.gres, memory, str(row.guarantee or "?"), row.why)
-        table.add_row(*map(Text, cells))
-    return table

@@ -36,7 +36,7 @@ def answer_job(name: str, run_dir: str | None, programs: Path | None, output: st
     records = read_records(Path(run_dir or common_options.DEFAULT_RUN_DIR))
     document = job_document(job, now, records.of(JobId(number)))
     if output == "table":
-        from partage.explain.tables import job_lines
+        from partage.explain.job_tables import job_lines
 
         console = common_output.console()
         for line in job_lines(document):
