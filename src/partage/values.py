@@ -1,11 +1,17 @@
-"""The base of all values: immutable, compared by what they hold, camelCase where they are written as JSON."""
+"""The base of all values: immutable, compared by what they hold, camelCase where they are written as JSON.
+And values by their keys.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import dataclass_transform
+from collections.abc import Hashable, Iterable
+from typing import TypeVar, dataclass_transform
 
 from msgspec import Struct, field
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
 def _key(name: str) -> str:
@@ -34,3 +40,11 @@ class Answer(Frozen, frozen=True):
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Tagged(Frozen, frozen=True, tag_field="type", tag=_tag):
     """A value of which there are several kinds: in JSON, the key ``type`` says which."""
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in the order in which they come; keys in the order of their first value."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups

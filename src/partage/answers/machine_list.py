@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,10 +24,10 @@ def read_machines(machines: Sequence[str]) -> Iterator[tuple[str, int, Inventory
     """What is named, how often, and what it is; equal names are one entry. Raises InputError for more than
     ``MOST_GPUS``, and what makes a machine impossible.
     """
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for text in machines:
         for name, count in _names(text):
-            counts[name] = counts.get(name, 0) + count
+            counts[name] += count
     left = MOST_GPUS
     for name, count in counts.items():
         inventory = need_driver(_inventory(name))

@@ -15,7 +15,7 @@ from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.share import DeviceOffer
 from partage.plan.serve.ledger_entry import Hold
 from partage.text import gpus
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 if TYPE_CHECKING:
     from partage.answers.documents.report import PlannedFrom, ReportDocument, ReportedGpuRow
@@ -130,10 +130,7 @@ _OF_A_GPU = "gpu-unhealthy"
 
 def problems_of(report: ReportDocument) -> list[str]:
     """Everything, a sentence each: GPUs first, those with the same problem together."""
-    alike: dict[str, list[int]] = {}
-    for gpu in report.gpus:
-        for trouble in troubles_of_gpu(gpu):
-            alike.setdefault(trouble, []).append(gpu.index)
+    alike = grouped((trouble, gpu.index) for gpu in report.gpus for trouble in troubles_of_gpu(gpu))
     return [*(f"{gpus(indexes)}: {trouble}" for trouble, indexes in alike.items()), *problems_of_node(report)]
 
 

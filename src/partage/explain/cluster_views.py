@@ -29,7 +29,7 @@ from partage.plan.cluster.gpu_memory import GPU_MEMORY, NodeMemory, read_memory
 from partage.plan.serve.cordon import CORDONED, names_in
 from partage.plan.serve.ledger_entry import Hold
 from partage.text import gpus, listed
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 Object = Mapping[str, Any]
 
@@ -93,11 +93,11 @@ def views_of_cluster(
     nodes: Sequence[Object], pods: Sequence[Object], reported: Mapping[str, NodeView]
 ) -> tuple[NodeView, ...]:
     """Every Node. reported: what the agents of some say of their GPUs, by name."""
-    by_node: dict[str, list[Object]] = {}
-    for pod in pods:
-        if text_at(pod, "status", "phase") in _ENDED:
-            continue
-        by_node.setdefault(text_at(pod, "spec", "nodeName"), []).append(pod)
+    by_node = grouped(
+        (text_at(pod, "spec", "nodeName"), pod)
+        for pod in pods
+        if text_at(pod, "status", "phase") not in _ENDED
+    )
     return tuple(
         _view(node, by_node.get(name, []), reported.get(name))
         for node in nodes
@@ -166,11 +166,11 @@ def _taints(node: Object, conditions: Mapping[str, Condition]) -> Iterator[NodeT
 
 
 def _counted(node: Object, pods: Sequence[Object]) -> dict[str, Counted]:
-    users: dict[str, list[tuple[str, int]]] = {}
-    for pod in pods:
-        who = pod_name_of(pod)
-        for resource, amount in {**_totals(pod), PODS: 1}.items():
-            users.setdefault(resource, []).append((who, amount))
+    users = grouped(
+        (resource, (pod_name_of(pod), amount))
+        for pod in pods
+        for resource, amount in {**_totals(pod), PODS: 1}.items()
+    )
     found = {}
     for resource, value in texts_at(node, "status", "allocatable").items():
         total = _amount(resource, value)

@@ -12,6 +12,7 @@ from partage.answers.render.tables import plain_table
 from partage.explain.document import JobExplanationDocument
 from partage.text import count_of, numbers
 from partage.units import format_bytes
+from partage.values import grouped
 
 _MOST_NODES = 20
 """Nodes in the table. ``-o json`` has all."""
@@ -50,9 +51,7 @@ def _nodes(job: JobExplanationDocument) -> Table:
     for node in job.nodes[:_MOST_NODES]:
         why = node.why or "nothing: its GPUs would do"
         table.add_row(node.name, "-", why, node.todo)
-        alike: dict[tuple[str, str], list[int]] = {}
-        for gpu in node.gpus:
-            alike.setdefault((gpu.why or "nothing: it has room", gpu.todo), []).append(gpu.index)
+        alike = grouped(((gpu.why or "nothing: it has room", gpu.todo), gpu.index) for gpu in node.gpus)
         for (reason, todo), indexes in alike.items():
             table.add_row("", numbers(indexes), reason, todo, style="dim")
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from partage.explain.decide.pod_and_node import (
     Unhealthy,
     free_shares,
 )
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import Options
 from partage.plan.labels import node_labels
 from partage.plan.offer.desired import DesiredState, resolve
@@ -200,14 +201,12 @@ def _unusable(seen: PlannedFrom, desired: DesiredState | None) -> Mapping[Device
 
 def _narrowed(view: NodeView, report: ReportDocument) -> NodeView:
     """After a refused amount, the node lists less than what is free (plan.serve.fragmentation)."""
-    held: dict[ResourceName, int] = {}
-    for name, _ in view.held:
-        held[name] = held.get(name, 0) + 1
+    held = Counter(name for name, _ in view.held)
     by_memory = {row.resource for rows in view.offer.values() for row in rows if row.by_memory}
     free = free_shares(view)
     narrowed = frozenset(
         row.name
         for row in report.resources
-        if row.name in by_memory and row.healthy < len(free.get(row.name, ())) + held.get(row.name, 0)
+        if row.name in by_memory and row.healthy < len(free.get(row.name, ())) + held[row.name]
     )
     return replace(view, narrowed=narrowed) if narrowed else view

@@ -39,7 +39,7 @@ from partage.kubernetes.manifests.node import LineOf
 from partage.kubernetes.manifests.pods import pod_specs_at
 from partage.plan.offer.select import GeometryOf
 from partage.units import parse_quantity
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 _SpecKey = tuple[str, str, str]
 """Kind, namespace (empty: not said) and name."""
@@ -169,14 +169,8 @@ def claims_of_cluster(found: ClaimObjects, pod: Object | None = None) -> KnownCl
 
 def with_books(views: Sequence[NodeView], found: ClaimObjects, known: KnownClaims) -> tuple[NodeView, ...]:
     """The nodes of a cluster with their devices for claims, and who has them."""
-    on_node: dict[str, list[SliceSpec]] = {}
-    for row in found.slices:
-        if (spec := _slice(row)) is not None:
-            on_node.setdefault(spec.node_name, []).append(spec)
-    of_pool: dict[str, list[Taking]] = {}
-    for row in found.claims:
-        for taking in _takings(row):
-            of_pool.setdefault(taking.device[1], []).append(taking)
+    on_node = grouped((spec.node_name, spec) for row in found.slices if (spec := _slice(row)) is not None)
+    of_pool = grouped((taking.device[1], taking) for row in found.claims for taking in _takings(row))
     trouble = found.trouble or _too_old(found.server)
     views_with = []
     for view in views:

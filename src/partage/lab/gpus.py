@@ -13,6 +13,7 @@ from partage.model.gpu import Gpu, Inventory
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid
 from partage.text import gpus, listed
+from partage.values import grouped
 
 
 def find_gpu(inventory: Inventory, wanted: str | None) -> Gpu:
@@ -54,10 +55,7 @@ def holders(
 
     pods: GPU index to the pods that hold shares of it, as the agent reports them.
     """
-    found: dict[GpuUuid, list[str]] = {}
-    for use in uses:
-        if is_workload(use):
-            found.setdefault(use.gpu, []).append(str(use))
+    found = grouped((use.gpu, str(use)) for use in uses if is_workload(use))
     for gpu in inventory:
         for pod in pods.get(gpu.index, ()):
             found.setdefault(gpu.uuid, []).append(f"pod {pod}")

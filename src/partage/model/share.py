@@ -4,6 +4,7 @@ container gets for its shares, and which container holds which, as in the kubele
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
@@ -23,7 +24,7 @@ from partage.model.ids import (
 )
 from partage.model.strategy import Interval, Strategy, StrategyTraits, Via
 from partage.text import shortened
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 
 class Guarantee(StrEnum):
@@ -200,10 +201,8 @@ class DeviceRow(Frozen):
 
 def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
     """The offers grouped by resource name; the names in the order of the first GPU that has them."""
-    rows: dict[ResourceName, list[DeviceOffer]] = {}
     offerings = (offering for gpu_offer in offer.values() for offering in gpu_offer)
-    for offering in sorted(offerings, key=node_order):
-        rows.setdefault(offering.resource, []).append(offering)
+    rows = grouped((offering.resource, offering) for offering in sorted(offerings, key=node_order))
     return {name: Resource(name, tuple(offerings)) for name, offerings in rows.items()}
 
 
@@ -212,10 +211,10 @@ def driver_limits(shares: Iterable[tuple[GpuUuid, int | None]]) -> tuple[DriverL
 
     shares: the GPU of each, and the limit of one; None: the driver sets none.
     """
-    sums: dict[GpuUuid, int] = {}
+    sums = Counter[GpuUuid]()
     for gpu, limit in shares:
         if limit is not None:
-            sums[gpu] = sums.get(gpu, 0) + limit
+            sums[gpu] += limit
     return tuple(DriverLimit(gpu, limit_bytes) for gpu, limit_bytes in sums.items())
 
 

@@ -21,7 +21,7 @@ from partage.packing.decide.openings import MaximalLayout, maximal_layouts
 from partage.packing.decide.pack import PackedGpu, Packing, PriceProof
 from partage.plan.offer.mps_shares import client_cap
 from partage.text import count_of, counted, gpus
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 _MOST_MACHINES = 3
 
@@ -192,9 +192,7 @@ def mode_sentence(packing: Packing) -> str:
 
 def unavailable_warnings(unavailable: Sequence[UnavailableGpu]) -> list[Problem]:
     """Which GPUs are out of the question, those with one reason together."""
-    by_reason: dict[str, list[tuple[str | None, int]]] = {}
-    for gpu in unavailable:
-        by_reason.setdefault(gpu.reason, []).append((gpu.machine, gpu.gpu))
+    by_reason = grouped((gpu.reason, (gpu.machine, gpu.gpu)) for gpu in unavailable)
     return [
         Problem("", "", "warning", f"not available: {places(found)}: {reason}")
         for reason, found in by_reason.items()
@@ -203,9 +201,7 @@ def unavailable_warnings(unavailable: Sequence[UnavailableGpu]) -> list[Problem]
 
 def places(found: Iterable[tuple[str | None, int]]) -> str:
     """``8xa100-40gb: GPUs 0-3``, machine by machine; on this node the GPUs alone."""
-    by_machine: dict[str | None, list[int]] = {}
-    for machine, index in found:
-        by_machine.setdefault(machine, []).append(index)
+    by_machine = grouped(found)
     named = [f"{name}: {gpus(numbers)}" if name else gpus(numbers) for name, numbers in by_machine.items()]
     if len(named) <= _MOST_MACHINES:
         return "; ".join(named)
@@ -232,9 +228,10 @@ def policy_of_packing(packing: Packing) -> dict[str, Any]:
             f"the demand takes {len(machines)} machines, and a policy is for one",
             "ask for one machine at a time, or take the layouts of each machine from -o json",
         )
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for assignment in packing.assignments:
-        groups.setdefault(tuple(map(str, assignment.layout)), []).append(assignment.candidate.gpu.index)
+    groups = grouped(
+        (tuple(map(str, assignment.layout)), assignment.candidate.gpu.index)
+        for assignment in packing.assignments
+    )
     entries = [
         {"select": {"index": indexes}, "mig": {"layout": list(layout)}} for layout, indexes in groups.items()
     ]
@@ -304,9 +301,7 @@ def fits_document(gpus: Sequence[Gpu], driver: Driver | NoDriver) -> FitsDocumen
 
 def _by_model(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
     """GPUs of one model together, in the order of the first of each."""
-    found: dict[tuple[str, str, int], list[Gpu]] = {}
-    for gpu in gpus:
-        found.setdefault((gpu.product, gpu.pci_device_id, gpu.memory_bytes), []).append(gpu)
+    found = grouped(((gpu.product, gpu.pci_device_id, gpu.memory_bytes), gpu) for gpu in gpus)
     return list(found.values())
 
 

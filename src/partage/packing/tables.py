@@ -39,7 +39,7 @@ from partage.sim.node.machine import DRIVER
 from partage.sim.node.mig import create_layout
 from partage.text import count_of, counted, gpus, numbers
 from partage.units import format_bytes
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 MOST_ROWS = 24
 
@@ -54,9 +54,7 @@ class _Kind(Frozen):
 
 def packing_table(packing: Packing) -> tuple[Table, int]:
     """The table with the largest rows, and the number of GPUs in rows that are left out."""
-    by_kind: dict[_Kind, list[PackedGpu]] = {}
-    for assignment in packing.assignments:
-        by_kind.setdefault(_kind(assignment), []).append(assignment)
+    by_kind = grouped((_kind(assignment), assignment) for assignment in packing.assignments)
     changes = any(kind.destroyed for kind in by_kind)
     title = f"{demand_words(packing.demand.wanted)} on {packing.gpus_used} of {packing.available} GPUs"
     columns = ("GPUs", "Where", "Product", "Layout", "Serves", *(("Destroyed",) if changes else ()))
@@ -80,9 +78,7 @@ def _kind(gpu: PackedGpu) -> _Kind:
 
 def compact_layout(items: Sequence[LayoutItem]) -> str:
     """``1g.10gb@0-3  3g.40gb@4``."""
-    starts: dict[str, list[int]] = {}
-    for item in items:
-        starts.setdefault(str(item.profile), []).append(item.start or 0)
+    starts = grouped((str(item.profile), item.start or 0) for item in items)
     return "  ".join(_at(name, at) for name, at in starts.items())
 
 

@@ -32,7 +32,7 @@ from partage.plan.serve.watchdog import (
     ShareGrants,
     check_usage,
 )
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 MOST_ROWS = 2048
 """Containers and jobs of which figures are told. Those that hold no share are left out first."""
@@ -246,10 +246,7 @@ def _jobs(
     done: Mapping[tuple[GpuUuid, int], ProcessActivity],
     counted: Mapping[LimitAt, int],
 ) -> list[JobUse]:
-    rows: dict[tuple[GpuUuid, DeviceUuid, str], list[GpuProcess]] = {}
-    for row in unattributed:
-        if job := _job(row):
-            rows.setdefault((row.gpu, row.device or row.gpu, job), []).append(row)
+    rows = grouped(((row.gpu, row.device or row.gpu, job), row) for row in unattributed if (job := _job(row)))
     found = {key: _amount(some, samples, done) for key, some in rows.items()}
     for at, used_bytes in counted.items():
         whole: tuple[GpuUuid, DeviceUuid, str] = at.gpu, at.gpu, at.container

@@ -7,6 +7,7 @@ What stands behind each index of SLURM_JOB_GPUS is ``devices.json``, which the p
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NewType
@@ -244,10 +245,10 @@ class JobRecord(JobOfUser):
     @property
     def limits(self) -> tuple[DriverLimit, ...]:
         """The driver's memory limits that it has to have, one for each GPU; none where it must not run."""
-        amounts: dict[GpuUuid, int] = {}
+        amounts = Counter[GpuUuid]()
         for device in self.devices:
             if device.limited and not self.refused:
-                amounts[device.gpu] = amounts.get(device.gpu, 0) + device.memory_bytes
+                amounts[device.gpu] += device.memory_bytes
         return tuple(DriverLimit(gpu, amount) for gpu, amount in amounts.items())
 
 

@@ -36,7 +36,7 @@ from partage.plan.serve.cordon import CORDONED, names_in
 from partage.serve_http.pages.markup import Child, element, html, moment
 from partage.serve_http.pages.node_page import Sections
 from partage.text import count_of
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 KUBELET = "Ready"
 """The condition that the kubelet writes: whether the node works at all."""
@@ -280,10 +280,7 @@ class ClusterFleet:
         """None where they were never listed."""
         if self._pods is None:
             return None
-        found: dict[str, list[ClusterPod]] = {}
-        for pod in self._pods.values():
-            found.setdefault(pod.node, []).append(pod)
-        return found
+        return grouped((pod.node, pod) for pod in self._pods.values())
 
     # --- the thread ------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from partage.web.cluster_fleet import PublishedNode
 from partage.web.published_page import (
     STATES,
     asked_of,
-    grouped,
+    in_places,
     models_of,
     published_problems,
     sections_of,
@@ -301,7 +301,7 @@ class PublishedViews:
 
     def grouped(self, sections: Sections) -> str:
         """Those sections in their places."""
-        return grouped(sections)
+        return in_places(sections)
 
 
 def _words(node: PublishedNode) -> list[str]:

@@ -20,6 +20,7 @@ from partage.serve_http.pages.markup import Child, element, foreign, html, momen
 from partage.serve_http.pages.node_page import Sections
 from partage.text import listed
 from partage.units import format_bytes
+from partage.values import grouped
 from partage.web.cluster_fleet import PublishedNode, PublishedResource
 
 NOT_PUBLISHED = "not published"
@@ -123,7 +124,7 @@ def sections_of(node: PublishedNode) -> Sections:
     return {name: html(one) for name, one in made.items()}
 
 
-def grouped(sections: Sections) -> str:
+def in_places(sections: Sections) -> str:
     """The sections in their places: the cards of GPUs are one region, where there are any."""
     facts = "".join(sections[name] for name in ("state", "policy", "waits"))
     cards = "".join(text for name, text in sections.items() if name.startswith("gpu-"))
@@ -231,9 +232,7 @@ def _pending(gpu: PendingGpu) -> Element:
 
 def _cards(node: PublishedNode, memory: NodeMemory) -> dict[str, Element]:
     """A card for each GPU that is shared by amounts, drawn as on the page of its agent."""
-    places: dict[int, list[int]] = {}
-    for place, device in enumerate(memory.devices):
-        places.setdefault(device.index, []).append(place)
+    places = grouped((device.index, place) for place, device in enumerate(memory.devices))
     return {f"gpu-{index}": _card(node, memory, index, some) for index, some in sorted(places.items())}
 
 

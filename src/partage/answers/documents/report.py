@@ -33,7 +33,7 @@ from partage.plan.reconcile.transition import withdrawn
 from partage.plan.report import JobLimit, MigConfigReport, PolicyInForce
 from partage.plan.serve.cordon import cordon_sentence
 from partage.plan.serve.ledger_entry import HeldLimit, Hold, Holder
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 _LARGEST_BYTES = 64 * 2**20
 
@@ -263,11 +263,9 @@ class ReportDocument(Document, kw_only=True):
     def pods_by_gpu(self) -> dict[int, list[str]]:
         """GPU index to the pods that hold shares of it."""
         indexes = self.gpu_of_share
-        found: dict[int, list[str]] = {}
-        for entry in self.held:
-            if entry.id in indexes:
-                found.setdefault(indexes[entry.id], []).append(entry.pods or "unknown")
-        return found
+        return grouped(
+            (indexes[entry.id], entry.pods or "unknown") for entry in self.held if entry.id in indexes
+        )
 
 
 def withdrawn_in(planned: PlannedFrom | None) -> frozenset[Hold]:

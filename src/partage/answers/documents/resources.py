@@ -11,7 +11,7 @@ from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, res
 from partage.model.strategy import Interval, Strategy
 from partage.plan.reconcile.verification import stated_guarantee
 from partage.plan.serve.ledger_entry import Certainty
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 Verify = Callable[[DeviceOffer], Guarantee | None]
 """The guarantee of a share that was seen in force; None where nothing could be seen."""
@@ -95,9 +95,7 @@ def resource_rows(offer: NodeOffer, verify: Verify | None = None) -> tuple[Resou
 
 
 def _resource_row(resource: Resource, verify: Verify) -> ResourceRow:
-    by_gpu: dict[int, list[DeviceOffer]] = {}
-    for offering in resource.offerings:
-        by_gpu.setdefault(offering.gpu_index, []).append(offering)
+    by_gpu = grouped((offering.gpu_index, offering) for offering in resource.offerings)
     strategies = {str(offering.strategy) for offering in resource.offerings}
     return row(
         ResourceRow,

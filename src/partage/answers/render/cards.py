@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
@@ -243,9 +244,9 @@ def _sharing_text(offer: GpuOffer) -> str:
 
 def _shares_text(offer: GpuOffer) -> str:
     """``4 shares of 20 GiB``, ``1 x 40 GiB, 2 x 20 GiB``; the sizes of unequal shares, largest first."""
-    sizes: dict[int, int] = {}
+    sizes = Counter[int]()
     for offering in sorted(offer, key=lambda offering: -offering.memory_bytes):
-        sizes[offering.memory_bytes] = sizes.get(offering.memory_bytes, 0) + offering.count
+        sizes[offering.memory_bytes] += offering.count
     if len(sizes) == 1:
         ((size, count),) = sizes.items()
         each = format_bytes(size)

@@ -193,9 +193,7 @@ def _mig_word(gpu: Gpu) -> str:
         word += f" ({'on' if gpu.mig_mode.pending else 'off'} after a reset)"
     if not gpu.mig_devices:
         return word
-    counts: dict[str, int] = {}
-    for device in gpu.mig_devices:
-        counts[device.profile] = counts.get(device.profile, 0) + 1
+    counts = Counter(device.profile for device in gpu.mig_devices)
     return ", ".join(profile if n == 1 else f"{n} x {profile}" for profile, n in counts.items())
 
 
@@ -203,9 +201,7 @@ def links_sentence(inventory: Inventory) -> str:
     """How the GPUs are connected, in one sentence; empty for fewer than two GPUs."""
     if not inventory.links:
         return ""
-    kinds: dict[str, int] = {}
-    for link in inventory.links:
-        kinds[_link_word(link)] = kinds.get(_link_word(link), 0) + 1
+    kinds = Counter(map(_link_word, inventory.links))
     if len(kinds) == 1:
         return f"every two GPUs are joined by {next(iter(kinds))}"
     return "; ".join(f"{n} pairs by {kind}" for kind, n in sorted(kinds.items()))

@@ -13,7 +13,7 @@ from partage.model.geometry import Geometry, MigProfile, Placement
 from partage.model.gpu import Gpu
 from partage.model.ids import DeviceUuid
 from partage.model.share import DeviceOffer, GpuOffer
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 _USUAL_MEMORY_SLICES = 8
 """Assumed for a model that is not in the catalogue; most models have 8."""
@@ -131,10 +131,11 @@ def _instance(placement: Placement, offerings: Sequence[DeviceOffer]) -> DrawnIn
 
 def _unoffered(gpu: Gpu, offered: Mapping[Placement, object]) -> list[DrawnInstance]:
     """Instances that are not offered, also those without MIG devices."""
-    rest: dict[Placement, list[str]] = {}
-    for device in gpu.mig_devices:
-        if device.placement is not None and device.placement not in offered:
-            rest.setdefault(device.placement, []).append(device.profile)
+    rest = grouped(
+        (device.placement, device.profile)
+        for device in gpu.mig_devices
+        if device.placement is not None and device.placement not in offered
+    )
     cut = [DrawnInstance(_label(names), placement, _compute(names)) for placement, names in rest.items()]
     return cut + [DrawnInstance(empty.profile, empty.placement, 0) for empty in gpu.empty_instances]
 

@@ -11,6 +11,7 @@ from partage.model.claim import ClaimHold, ClaimRef
 from partage.model.ids import GpuUuid
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, Hold, Holder, LedgerEntry
+from partage.values import grouped
 
 _Basis = tuple[tuple[GrantedShare, ...], tuple[Holder, ...], float]
 """What the entries of a claim are made of: its shares, its holders, and since when."""
@@ -53,9 +54,7 @@ class ClaimHolds:
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims."""
-        holders: dict[str, list[Holder]] = {}
-        for hold in holds:
-            holders.setdefault(hold.claim, []).append(Holder(hold.namespace, hold.pod, hold.container))
+        holders = grouped((hold.claim, Holder(hold.namespace, hold.pod, hold.container)) for hold in holds)
         self.holders = {claim: tuple(sorted(set(some))) for claim, some in holders.items()}
         self._note(self.kept)
 

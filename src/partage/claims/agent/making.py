@@ -19,9 +19,9 @@ from partage.claims.model.grant import ClaimRecord, Granted, GrantedShare
 from partage.errors import PartageError
 from partage.model.claim import Demands, GpuDemand
 from partage.model.gpu import Inventory
-from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
 from partage.plan.serve.claim_offer import ClaimOffer
+from partage.values import grouped
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +50,11 @@ class Making:
 
     def demands(self, kept: Iterable[ClaimRecord], boot_id: str) -> Demands:
         """What claims want of GPUs. Records and places of another boot count for nothing."""
-        made: dict[GpuUuid, list[LayoutItem]] = {}
-        for place in sorted(self.places):
-            if not boot_id or place.boot_id == boot_id:
-                made.setdefault(place.gpu, []).append(LayoutItem.parse(place.item))
+        made = grouped(
+            (place.gpu, LayoutItem.parse(place.item))
+            for place in sorted(self.places)
+            if not boot_id or place.boot_id == boot_id
+        )
         records = (record for record in kept if not boot_id or record.boot_id == boot_id)
         return demands_of((record.granted for record in records), made)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
@@ -190,11 +191,9 @@ def _is_wanted(place: PlaceOnDemand, demand: GpuDemand) -> bool:
 
 def _takings(key: DeviceKey, row: DeviceOffer, held: Mapping[Hold, str]) -> Iterator[Taking]:
     """By holder: how much its ids of the device are."""
-    counts: dict[str, int] = {}
-    for share in row.share_ids:
-        if (row.resource, share) in held:
-            who = held[row.resource, share] or f"?{share}"
-            counts[who] = counts.get(who, 0) + 1
+    counts = Counter(
+        held[row.resource, share] or f"?{share}" for share in row.share_ids if (row.resource, share) in held
+    )
     for who, count in counts.items():
         amounts: dict[str, Decimal] = {}
         match mode_of(row):

@@ -7,7 +7,7 @@ from partage.model.share import DeviceOffer, Guarantee, NodeOffer, node_order
 from partage.model.strategy import Via
 from partage.text import gpus
 from partage.units import format_bytes, format_exactly
-from partage.values import Answer
+from partage.values import Answer, grouped
 
 
 class ClaimableRow(Answer):
@@ -29,11 +29,9 @@ def claimable(offer: NodeOffer, names: ClaimNames) -> tuple[ClaimableRow, ...]:
     of the driver.
     """
     rows = sorted((row for some in offer.values() for row in some if row.via is Via.CLAIMS), key=node_order)
-    found: dict[tuple[str, str, Guarantee], list[int]] = {}
-    for row in rows:
-        found.setdefault((str(names.class_of(row.resource)), _asks(row), row.guarantee), []).append(
-            row.gpu_index
-        )
+    found = grouped(
+        ((str(names.class_of(row.resource)), _asks(row), row.guarantee), row.gpu_index) for row in rows
+    )
     return tuple(
         ClaimableRow(tuple(dict.fromkeys(indexes)), name, asks, guarantee)
         for (name, asks, guarantee), indexes in found.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -138,15 +139,11 @@ def why_hidden(
         return f"/proc hides processes (hidepid), for example process {min(hidden)}"
     if procfs.sees_all_pids(proc) or sees_other_pods(proc, seen):
         return ""
-    accounted: dict[GpuUuid, int] = {}
+    accounted = Counter[GpuUuid]()
     for row in rows:
-        accounted[row.gpu] = accounted.get(row.gpu, 0) + (row.used_bytes or 0)
+        accounted[row.gpu] += row.used_bytes or 0
     rest = max(
-        (
-            gpu_memory.used_bytes - accounted.get(gpu_memory.gpu, 0)
-            for gpu_memory in memory
-            if gpu_memory.used_bytes
-        ),
+        (gpu_memory.used_bytes - accounted[gpu_memory.gpu] for gpu_memory in memory if gpu_memory.used_bytes),
         default=0,
     )
     unseen = f"; {rest // MIB} MiB of a GPU belong to no visible process" if rest >= MIB else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from partage.explain.decide.amounts import fewest
@@ -147,9 +148,7 @@ def _enough(node: NodeView, resource: Resource, need: int, *, one_device: bool) 
     for group in groups:
         part = Resource(resource.name, tuple(row for row in resource.offerings if row.device in group))
         free, _ = _free(node, part, one_device=False)
-        counts: dict[str, int] = {}
-        for who in _holders(node, part):
-            counts[who] = counts.get(who, 0) + 1
+        counts = Counter(_holders(node, part))
         if (pods := fewest(counts, need - free)) is not None:
             ways.append(pods)
     return min(ways, key=len, default=())

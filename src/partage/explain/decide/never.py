@@ -5,6 +5,7 @@ what this node could not give the pod if nobody else were on it, and what could 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 
@@ -169,9 +170,9 @@ def takes_one_device(resource: Resource) -> bool:
 
 def largest_device(resource: Resource) -> int:
     """Shares of the device with most of them."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for row in resource.offerings:
-        counts[row.device] = counts.get(row.device, 0) + row.count
+        counts[row.device] += row.count
     return max(counts.values(), default=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from partage.explain.decide.apply import Applied
@@ -151,11 +152,7 @@ def _wait_for(gpu: GpuView, change: Changing) -> WaitForGpu:
 
 def holders(pod: PodNeeds, node: NodeView) -> list[str]:
     """Who holds shares of what the pod asks for: those that hold least first, then by name."""
-    counts: dict[str, int] = {}
-    for hold in node.held:
-        if hold[0] in pod.gpu_resources:
-            who = holder_of(node, hold)
-            counts[who] = counts.get(who, 0) + 1
+    counts = Counter(holder_of(node, hold) for hold in node.held if hold[0] in pod.gpu_resources)
     return sorted(counts, key=lambda who: (counts[who], who))
 
 
@@ -195,9 +192,7 @@ def _said(node: NodeView, gpu: GpuUuid, kind: type[Changing] | type[Unhealthy]) 
 def _held(pod: PodNeeds, node: NodeView, refusal: PodRefusal, trials: Trials) -> AllHeld:
     resource = trials.admission(node).resources[refusal.resource]
     free = free_shares(node).get(ResourceName(refusal.resource), [])
-    by_device: dict[str, int] = {}
-    for share in free:
-        by_device[device_of(share)] = by_device.get(device_of(share), 0) + 1
+    by_device = Counter(map(device_of, free))
     one_device = takes_one_device(resource) and refusal.amount > 1
     most = max(by_device.values(), default=0)
     return AllHeld(

@@ -28,7 +28,7 @@ from partage.model.policy import AllocationPolicy, Policy
 from partage.model.share import NodeOffer, resources_of
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.serve.ledger_entry import Hold
-from partage.values import Frozen, Tagged
+from partage.values import Frozen, Tagged, grouped
 
 Ask = tuple[Container, str, int]
 """A container, a GPU resource and how much of it."""
@@ -210,9 +210,7 @@ def free_shares(node: NodeView) -> dict[ResourceName, list[ShareId]]:
 
 def _of_one_device(ids: list[ShareId]) -> list[ShareId]:
     """Those of the device with most of them, the first among equals (``one_device_where_needed``)."""
-    by_device: dict[DeviceUuid, list[ShareId]] = {}
-    for share in ids:
-        by_device.setdefault(device_of(share), []).append(share)
+    by_device = grouped((device_of(share), share) for share in ids)
     return max(by_device.values(), key=len, default=[])
 
 

@@ -18,7 +18,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import UNASKED, GpuReport, MigConfigState, PolicyReason, PolicyState, Report
 from partage.plan.serve.ledger_entry import LedgerEntry
 from partage.text import count_of, gpus
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 
 class PodName(Frozen, order=True):
@@ -80,10 +80,7 @@ def _layout(before: Report | None, now: Report) -> Iterator[NodeEvent]:
 def _gathered(before: Report | None, now: Report) -> Iterator[NodeEvent]:
     """Events of GPUs, whose notes begin after the name of the GPU."""
     old = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
-    alike: dict[NodeEvent, list[int]] = {}
-    for gpu in now.gpus:
-        for event in _gpu(old.get(gpu.uuid), gpu):
-            alike.setdefault(event, []).append(gpu.index)
+    alike = grouped((event, gpu.index) for gpu in now.gpus for event in _gpu(old.get(gpu.uuid), gpu))
     for event, indexes in alike.items():
         note = f"{gpus(indexes)}{event.note}"
         yield NodeEvent(event.reason, note, event.action, event.warning, event.about)

@@ -14,6 +14,7 @@ from partage.answers.render.tables import plain_table, report_lines
 from partage.lab.prove.model import AttackedShare, ProofReport, ProofRow, ProofVerdict
 from partage.text import count_of, printable
 from partage.units import format_bytes
+from partage.values import grouped
 
 
 def _derived(report: ProofReport, found: dict[str, Any]) -> dict[str, Any]:
@@ -42,9 +43,7 @@ def share_words(share: AttackedShare) -> str:
 
 def by_share(report: ProofReport) -> Iterator[tuple[str, list[ProofRow]]]:
     """The rows of each share with a title, in the order of the report; rows without a share come last."""
-    found: dict[AttackedShare | None, list[ProofRow]] = {}
-    for row in report.rows:
-        found.setdefault(row.share, []).append(row)
+    found = grouped((row.share, row) for row in report.rows)
     without = found.pop(None, [])
     yield from ((share_words(share), rows) for share, rows in found.items() if share is not None)
     if without:

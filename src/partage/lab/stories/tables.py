@@ -18,7 +18,7 @@ from partage.lab.stories.sentences import share_lines
 from partage.model.ids import ShareId
 from partage.sim.kubelet.pods import ContainerStatus, PodStatus
 from partage.text import count_of
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 _STYLES = {
     "ready": "green",
@@ -185,11 +185,12 @@ class _Granted(Frozen):
 def _container_lines(ending: StoryEnding) -> Iterator[Text | _Granted]:
     report = ending.snapshot.report
     shares = shares_of(report.offer) if report else {}
-    kinds: dict[tuple[str, ...], list[tuple[PodStatus, ContainerStatus]]] = {}
-    for status in ending.snapshot.pods:
-        for container in status.containers if status.holds else ():
-            if container.ids:
-                kinds.setdefault(tuple(sorted(container.ids)), []).append((status, container))
+    kinds = grouped(
+        (tuple(sorted(container.ids)), (status, container))
+        for status in ending.snapshot.pods
+        for container in (status.containers if status.holds else ())
+        if container.ids
+    )
     if kinds:
         yield Text()
         yield Text("What each container got", style="bold")

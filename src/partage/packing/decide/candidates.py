@@ -8,7 +8,7 @@ from partage.model.geometry import Geometry, MigProfile, Placement, ProfileSpec
 from partage.model.gpu import Gpu, Inventory, MigDevice, RecoveryAction
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
-from partage.values import Answer, Frozen
+from partage.values import Answer, Frozen, grouped
 
 State = tuple[Geometry, bool, tuple[tuple[MigProfile, int, tuple[tuple[MigProfile, bool], ...]], ...]]
 """Everything about a candidate that matters: equal states can have equal layouts at equal cost."""
@@ -131,9 +131,7 @@ def _examine(
 
 def _instances(gpu: Gpu, geometry: Geometry, held: frozenset[DeviceUuid]) -> Iterator[CandidateInstance]:
     """Raises ValueError for a profile that the model does not have: then the free slices are not known."""
-    by_instance: dict[int, list[MigDevice]] = {}
-    for device in gpu.mig_devices:
-        by_instance.setdefault(device.gi_id, []).append(device)
+    by_instance = grouped((device.gi_id, device) for device in gpu.mig_devices)
     for devices in by_instance.values():
         spec = _spec(geometry, devices[0].profile)
         yield CandidateInstance(spec, devices[0].known_placement.start, tuple(_devices(devices, held)))

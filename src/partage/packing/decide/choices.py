@@ -15,7 +15,7 @@ from partage.model.layout import compute_choices
 from partage.packing.decide.candidates import CandidateDevice, CandidateGpu, CandidateInstance
 from partage.packing.decide.demand import Demand
 from partage.packing.decide.openings import NewInstances, Quota, openings
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 Served = tuple[int, ...]
 """Number of each demanded profile, in the order of the demand."""
@@ -213,9 +213,7 @@ def _subsets(positions: Sequence[int], instance: CandidateInstance) -> Iterator[
     """Every selection of live devices; devices of one profile that differ in nothing else are
     interchangeable.
     """
-    alike: dict[MigProfile, list[int]] = {}
-    for at in positions:
-        alike.setdefault(instance.devices[at].profile, []).append(at)
+    alike = grouped((instance.devices[at].profile, at) for at in positions)
     for amounts in product(*(range(len(group) + 1) for group in alike.values())):
         yield tuple(
             at for group, amount in zip(alike.values(), amounts, strict=True) for at in group[:amount]

@@ -17,7 +17,7 @@ from partage.plan.report import GpuReport, PolicyReason, Report
 from partage.plan.serve.cordon import cordon_sentence
 from partage.plan.serve.ledger_entry import NAMED, Certainty, Holder, LedgerEntry
 from partage.text import count_of, gpus, listed, shortened
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 PLAN = "partage.dev/plan"
 """The annotation of a Node that has it."""
@@ -140,10 +140,7 @@ def _ready(report: Report) -> NodeCondition:
 
 
 def _healthy(report: Report) -> NodeCondition:
-    found: dict[str, list[int]] = {}
-    for gpu in report.gpus:
-        for what in faults_of(gpu):
-            found.setdefault(what, []).append(gpu.index)
+    found = grouped((what, gpu.index) for gpu in report.gpus for what in faults_of(gpu))
     if not found:
         return _said(GPUS_HEALTHY, "AllHealthy", "no GPU has a fault", status=True)
     faults = [f"{gpus(indexes)}: {what}" for what, indexes in found.items()]

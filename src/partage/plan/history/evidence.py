@@ -13,7 +13,7 @@ from partage.model.ids import DeviceUuid
 from partage.model.samples import Samples
 from partage.model.share import Guarantee
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 UNSETTLED = 0.25
 """The lowest part of a run does not count for steadiness: programs load first, some for long, and a container
@@ -107,10 +107,7 @@ def workload_of_job(user: str, name: str) -> str:
 
 def gather(runs: Iterable[Run], step_s: float | None = None) -> tuple[Evidence, ...]:
     """The evidence of each workload, by name. step_s: usual distance of samples; None: taken from them."""
-    by_name: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.used_bytes:
-            by_name.setdefault(run.workload, []).append(run)
+    by_name = grouped((run.workload, run) for run in runs if run.used_bytes)
     return tuple(_evidence(name, by_name[name], step_s) for name in sorted(by_name))
 
 
@@ -144,9 +141,7 @@ def _evidence(name: str, runs: Sequence[Run], step_s: float | None) -> Evidence:
 
 def _containers(runs: Iterable[Run]) -> list[list[Run]]:
     """The runs of each container; those that used nothing only where there are no others."""
-    found: dict[str, list[Run]] = {}
-    for number, run in enumerate(runs):
-        found.setdefault(run.container or str(number), []).append(run)
+    found = grouped((run.container or str(number), run) for number, run in enumerate(runs))
     return [[run for run in some if _peak(run)] or some[:1] for some in found.values()]
 
 

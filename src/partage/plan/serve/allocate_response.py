@@ -30,7 +30,7 @@ from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms, limit_var
 from partage.plan.serve.unit_allocation import memory_in_units, scattered
 from partage.text import one_or_each
 from partage.units import MIB
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 GUARD_MOUNT = "/opt/partage/guard"
@@ -295,9 +295,7 @@ def share_facts(
     resource: ResourceName, ids: Sequence[ShareId], offerings: Sequence[DeviceOffer]
 ) -> dict[str, str]:
     """``PARTAGE_*``: what the container has, and what is guaranteed. offerings: of each id."""
-    by_gpu: dict[GpuUuid, list[DeviceOffer]] = {}
-    for offering in offerings:
-        by_gpu.setdefault(offering.gpu, []).append(offering)
+    by_gpu = grouped((offering.gpu, offering) for offering in offerings)
     strategies = {offering.strategy.value for offering in offerings}
     replicas = [max(offering.replicas for offering in held) for held in by_gpu.values()]
     memory = [sum(offering.memory_bytes for offering in held) for held in by_gpu.values()]

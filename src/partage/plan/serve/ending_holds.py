@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from partage.model.gpu_use import LeftProcess
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.plan.serve.ledger_entry import Certainty, EndingHold, Hold, Holder, LedgerEntry
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 _NOBODY: frozenset[Holder] = frozenset()
 
@@ -134,9 +134,7 @@ class EndingHolds:
 
     def looked(self, pods: frozenset[PodUid], left: Collection[LeftProcess]) -> None:
         """It was looked for processes of these pods, and only these are left."""
-        by_pod: dict[PodUid, list[LeftProcess]] = {}
-        for process in left:
-            by_pod.setdefault(process.pod, []).append(process)
+        by_pod = grouped((process.pod, process) for process in left)
         gone = pods - by_pod.keys()
         for hold, ending in list(self._by_hold.items()):
             self.gone(hold, gone)

@@ -18,6 +18,7 @@ from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, ShareId, device_
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Hold, Holder, LedgerEntry
 from partage.units import format_bytes
+from partage.values import grouped
 
 NOT_SEEN = "its container has no cgroup yet, or was not looked at"
 
@@ -131,10 +132,7 @@ def read_limit(limit_bytes: int, seen: SeenLimit, *, late: bool) -> HeldLimit:
 
 def _places(names: Mapping[ContainerId, Holder]) -> dict[Holder, list[ContainerId]]:
     """Those of each holder: several, where it was started again."""
-    found: dict[Holder, list[ContainerId]] = {}
-    for container, holder in names.items():
-        found.setdefault(holder, []).append(container)
-    return found
+    return grouped((holder, container) for container, holder in names.items())
 
 
 def _of_entry(

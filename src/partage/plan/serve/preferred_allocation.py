@@ -21,12 +21,12 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from partage.model.gpu import Link
-from partage.model.ids import DeviceUuid, GpuUuid, ShareId
+from partage.model.ids import GpuUuid, ShareId
 from partage.model.policy import AllocationPolicy
 from partage.model.share import AllocationRefused, DeviceOffer, Resource
 from partage.plan.serve.allocate_response import check_together
 from partage.plan.serve.unit_allocation import UnitAllocator
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 _NVLINK_SCORE = 100
 _STARTS_MOST = 16
@@ -347,9 +347,7 @@ def _refusal(reason: str) -> AllocationRefused:
 
 def _devices_of(resource: Resource) -> list[_Device]:
     """The devices of a resource in its order; several rows of one device (MPS clients) become one."""
-    rows: dict[DeviceUuid, list[DeviceOffer]] = {}
-    for offering in resource.offerings:
-        rows.setdefault(offering.device, []).append(offering)
+    rows = grouped((offering.device, offering) for offering in resource.offerings)
     gpus = {gpu: number for number, gpu in enumerate(dict.fromkeys(row.gpu for row in resource.offerings))}
     devices: list[_Device] = []
     for number, offerings in enumerate(rows.values()):

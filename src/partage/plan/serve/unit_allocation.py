@@ -228,11 +228,7 @@ def one_device_where_needed(
     """
     if refused is None:
         return tuple(rows)
-    free: dict[DeviceUuid, int] = {}
-    for row in rows:
-        if row.healthy and row.id not in held:
-            device = device_of(row.id)
-            free[device] = free.get(device, 0) + 1
+    free = Counter(device_of(row.id) for row in rows if row.healthy and row.id not in held)
     if not _would_be_refused(refused, free):
         return tuple(rows)
     kept = max(free, key=free.__getitem__)  # the first among equals

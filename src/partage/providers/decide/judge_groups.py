@@ -10,6 +10,7 @@ from partage.model.layout import DoesNotFit, LayoutItem, named_layouts, place, r
 from partage.providers.decide import rules as kinds
 from partage.providers.decide.rules import AnyRule, Group, Keys, LayoutTable, MigType, Provider, RuleViolation
 from partage.text import counted
+from partage.values import grouped
 
 
 def judge_groups(
@@ -33,9 +34,7 @@ def _together(
 ) -> Iterator[RuleViolation]:
     match rule:
         case kinds.OneMigType() if not one_node:
-            types: dict[str, list[Group]] = {}
-            for group in groups:
-                types.setdefault(group.mig if group.mig.mig else MigType.NONE, []).append(group)
+            types = grouped((group.mig if group.mig.mig else MigType.NONE, group) for group in groups)
             if len(types) > 1:
                 text = "; ".join(f"{kind}: {', '.join(g.who for g in them)}" for kind, them in types.items())
                 later = [them[0] for them in types.values()][1]

@@ -11,9 +11,9 @@ from partage.slurm.decide.conf_checks import kinds
 from partage.slurm.decide.drain import MARK, counts_differ
 from partage.slurm.decide.node_view import NodeLine, gres_types, node_lines
 from partage.slurm.model import LiveNode, LiveSettings, SlurmVersion
-from partage.slurm.text.conf import ConfFile, ConfKind, ConfLine, Notebook
+from partage.slurm.text.conf import ConfFile, ConfKind, Notebook
 from partage.slurm.text.hostlist import format_hostlist
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 
 class LiveCluster(Frozen):
@@ -33,12 +33,13 @@ def check_live(
     slurm_files = kinds(files, ConfKind.SLURM)
     _check_settings(files, slurm_files, live, version, notes)
     ignored = Notebook()
-    found: dict[tuple[bool, ConfLine, str, str], list[str]] = {}
-    for line in (line for file in slurm_files for line in node_lines(file, ignored)):
-        for name in line.names:
-            if line.gres and only in (None, name):
-                for wrong, message, hint in _of_node(name, line, live):
-                    found.setdefault((wrong, line.at, message, hint), []).append(name)
+    found = grouped(
+        ((wrong, line.at, message, hint), name)
+        for line in (line for file in slurm_files for line in node_lines(file, ignored))
+        for name in line.names
+        if line.gres and only in (None, name)
+        for wrong, message, hint in _of_node(name, line, live)
+    )
     for (wrong, at, message, hint), names in found.items():
         note = notes.error if wrong else notes.warn
         which = f"node{'s' if len(names) > 1 else ''} {format_hostlist(names)}"

@@ -15,7 +15,7 @@ from partage.slurm.decide.node_view import NodeLine, SeenGpu, SlurmNodeView, gre
 from partage.slurm.model import SlurmVersion
 from partage.slurm.text.conf import ConfFile, ConfKind, Notebook
 from partage.slurm.text.hostlist import format_hostlist
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 THIS_NODE = "this node"
 """The name of the node where no file names one."""
@@ -72,10 +72,9 @@ def _views(
     notes: Notebook,
 ) -> tuple[SlurmNodeView, ...]:
     """In the order of ``names``. Nodes that have the same lines are looked at once, under a short name."""
-    of_node: dict[str, list[int]] = {}
-    for at, record in enumerate(gres.records if gres else ()):
-        for name in record.nodes or ():
-            of_node.setdefault(name, []).append(at)
+    of_node = grouped(
+        (name, at) for at, record in enumerate(gres.records if gres else ()) for name in record.nodes or ()
+    )
     alike: dict[tuple[object, ...], list[str]] = {}
     for name in names:
         detected = "" if gres is None else gres.detected(name)

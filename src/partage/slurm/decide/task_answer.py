@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from partage.model.ids import GpuUuid
 from partage.model.share import Guarantee, weakest
 from partage.slurm.decide.job_start import parse_indexes
 from partage.slurm.model import GresName, JobDevice, JobRecord, as_request
 from partage.text import one_or_each
 from partage.units import MIB
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 FACTS = (
     "PARTAGE_RESOURCE",
@@ -212,9 +211,7 @@ def _guard(exports: dict[str, str], variables: Mapping[str, str], guard_dir: str
 
 
 def _facts(held: Sequence[JobDevice], *, guarded: bool, limits_held: bool) -> dict[str, str]:
-    by_gpu: dict[GpuUuid, list[JobDevice]] = {}
-    for device in held:
-        by_gpu.setdefault(device.gpu, []).append(device)
+    by_gpu = grouped((device.gpu, device) for device in held)
     strategies = {job_device.strategy.value for job_device in held}
     names = dict.fromkeys(
         job_device.gres.value if job_device.units else f"gpu:{job_device.type}" for job_device in held

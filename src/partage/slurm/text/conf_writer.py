@@ -11,6 +11,7 @@ from itertools import groupby
 from partage.slurm.model import GresName, GresRecord, NodeGres, SlurmConfig, SlurmNode
 from partage.slurm.text.hostlist import format_hostlist
 from partage.text import printable
+from partage.values import grouped
 
 MARK = "# Written by 'partage slurm config'"
 """How every file begins; a file that begins otherwise is somebody's own."""
@@ -147,10 +148,9 @@ def _tres(nodes: Iterable[SlurmNode]) -> list[str]:
 
 def _alike(nodes: Iterable[SlurmNode]) -> Iterator[tuple[str, SlurmNode]]:
     """Nodes with the same line, under one name."""
-    groups: dict[tuple[object, ...], list[SlurmNode]] = {}
-    for node in nodes:
-        key = (node.settings, tuple(node.gres.counts.items()), node.gres.features)
-        groups.setdefault(key, []).append(node)
+    groups = grouped(
+        ((node.settings, tuple(node.gres.counts.items()), node.gres.features), node) for node in nodes
+    )
     for group in groups.values():
         yield format_hostlist(node.name for node in group), group[0]
 

@@ -27,7 +27,7 @@ from partage.sim.node.files.value_syntax import mig_uuid, read_index
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor
 from partage.units import MIB
-from partage.values import Frozen
+from partage.values import Frozen, grouped
 
 
 def device_problem(geometry: Geometry, profile: MigProfile, placement: Placement) -> str | None:
@@ -46,9 +46,7 @@ def layout_problems(
     geometry: Geometry | None, devices: Sequence[MigDevice], empty: Sequence[EmptyInstance] = ()
 ) -> Iterator[str]:
     """Why these MIG devices and empty GPU instances cannot exist together; each alone is possible."""
-    hosts: dict[int, list[MigDevice]] = {}
-    for device in devices:
-        hosts.setdefault(device.gi_id, []).append(device)
+    hosts = grouped((device.gi_id, device) for device in devices)
     unclear = [gi for gi, members in hosts.items() if len({_host(device) for device in members}) > 1]
     if unclear:
         yield f"GPU instance {unclear[0]} has several profiles or places"
