@@ -181,7 +181,7 @@ def test_an_agent_that_ends_between_two_steps_leaves_a_whole_file_or_none(
         with pytest.raises(Killed):
             agent.sweep(())
     else:
-        monkeypatch.setattr("partage.edges.cdi.limit_files.replace_file", killed(replace_file))
+        monkeypatch.setattr("partage.edges.cdi.files.replace_file", killed(replace_file))
         with pytest.raises(Killed):
             agent.limited(_asked(ONE), NAME)
     monkeypatch.undo()
