@@ -191,6 +191,8 @@ def test_a_vgpu_names_its_host():
     assert labels["nvidia.com/vgpu.present"] == "true"
     assert labels["nvidia.com/vgpu.host-driver-version"] == "550.144.02"
     assert labels["nvidia.com/vgpu.host-driver-branch"] == "r550_00"
+    unknown = _labels(replace(inventory, vgpu=VgpuHost("", "")))
+    assert [key for key in unknown if "vgpu" in key] == ["nvidia.com/vgpu.present"]
 
 
 @given(st.text(max_size=100))

@@ -15,7 +15,14 @@ from partage.model.samples import Samples
 from partage.model.usage_day import GpuSeen, UsageDay, WorkloadDay
 from partage.plan.history.evidence import Evidence, Run, UsePoint, gather, grows, workload_of, workload_of_job
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
-from partage.plan.history.keeper import ENDED_AFTER_S, MOST_PARTS, MOST_WORKLOADS, Curve, HistoryKeeper
+from partage.plan.history.keeper import (
+    ENDED_AFTER_S,
+    MOST_PARTS,
+    MOST_RUNS,
+    MOST_WORKLOADS,
+    Curve,
+    HistoryKeeper,
+)
 from partage.plan.usage import DeviceUse, NodeUse
 from partage.rightsize.decide import Confidence, Doubt, GpuSize, gather_days, recommend
 from partage.units import GIB, MIB
@@ -458,10 +465,16 @@ def test_the_highest_run_has_the_peak_and_the_first_of_the_longest_says_how_it_g
     assert row.peak_at_s == START_S
 
 
-def test_a_lower_figure_after_a_run_has_ended_is_no_peak() -> None:
-    ended = UsePoint(run="r", workload="team/web/main", amount=DeviceUse(peak_bytes=GIB))
+@pytest.mark.parametrize("peak_bytes", [None, GIB, 9 * GIB])
+def test_no_higher_figure_after_a_run_has_ended_is_no_peak(peak_bytes: int | None) -> None:
+    ended = UsePoint(run="r", workload="team/web/main", amount=DeviceUse(peak_bytes=peak_bytes))
     row = row_of([point("r", 9, 9)], [ended])
     assert (row.peak_bytes, row.peak_at_s) == (9 * GIB, START_S)
+
+
+def test_of_more_containers_than_can_be_at_a_time_the_first_have_figures() -> None:
+    row = row_of([point(f"r{number}", 1) for number in range(MOST_RUNS + 3)])
+    assert (row.runs, row.at_once) == (MOST_RUNS, MOST_RUNS)
 
 
 def test_a_day_whose_head_alone_is_too_long_has_no_workloads() -> None:

@@ -26,7 +26,7 @@ from partage.model.step import (
 )
 from partage.model.strategy import Strategy, Via
 from partage.plan.offer.desired import DesiredState, resolve
-from partage.plan.offer.on_demand import foreign_places
+from partage.plan.offer.on_demand import foreign_places, wanted_layout
 from partage.plan.reconcile.blocked import Blocked
 from partage.plan.reconcile.mig_plan import GpuMigPlan, plan_mig
 from partage.units import GIB
@@ -139,6 +139,8 @@ def test_places_of_what_was_made_for_no_claim_are_foreign() -> None:
     assert [*foreign_places(there, wanted)] == [Placement(6, 1)]
     unplaced = replace(there, mig_devices=tuple(replace(one, placement=None) for one in there.mig_devices))
     assert [*foreign_places(unplaced, ended)] == []
+    assert wanted_layout(there, ended) is not None
+    assert wanted_layout(unplaced, ended) is None, "only root knows where they are"
     empty = replace(ON, empty_instances=(EmptyInstance(5, "2g.20gb", Placement(2, 2)),))
     assert [*foreign_places(empty, ended)] == [Placement(2, 2)]
     assert [*foreign_places(empty, GpuDemand(made=(item("2g.20gb@2"),)))] == []

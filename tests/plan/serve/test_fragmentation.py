@@ -140,6 +140,13 @@ def test_the_oldest_amount_is_forgotten() -> None:
     assert min(refusals.in_force(200.0)[MEMORY_RESOURCE].units) == 200 - MOST_AMOUNTS
 
 
+def test_one_that_comes_again_in_the_moment_in_which_it_ends_counts_longer() -> None:
+    refusals = Refusals()
+    refusals.noted(MEMORY_RESOURCE, 9, 0.0)
+    refusals.noted(MEMORY_RESOURCE, 9, FIRST_S)
+    assert refusals.due_s(FIRST_S) == FIRST_S + 2 * FIRST_S
+
+
 def test_one_that_comes_again_counts_longer() -> None:
     refusals, now_s, times = Refusals(), 0.0, []
     for _ in range(20):

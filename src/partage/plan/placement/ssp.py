@@ -43,9 +43,7 @@ class WasteTable(Frozen):
 
     def of_cpu(self, usable: float, cpu_milli: int) -> float:
         """Between the steps, in both directions. usable: milli of GPUs that are left and no waste yet."""
-        if usable <= 0:
-            return 0.0
-        row = min(usable / GPU_STEP, _GPU_STEPS - 1 - 0.001)
+        row = min(max(usable, 0.0) / GPU_STEP, _GPU_STEPS - 1 - 0.001)
         column = min(cpu_milli / CPU_STEP, _CPU_STEPS - 1 - 0.001)
         i, j = int(row), int(column)
         down, across = row - i, column - j

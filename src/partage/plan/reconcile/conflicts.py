@@ -80,7 +80,7 @@ def _exclude_each_other(gpu: GpuUuid, holds: Collection[LedgerEntry], foreign: C
         len(several) > 1 and any(parse_share_id(entry.id)[1] is None for entry in several)
         for several in by_device.values()
     )
-    mixed = bool(foreign) and len({entry.hold in foreign for entry in holds}) > 1
+    mixed = len({entry.hold in foreign for entry in holds}) > 1
     return whole or (gpu in by_device and len(by_device) > 1) or mixed
 
 
