@@ -450,6 +450,22 @@ def test_the_daemons_of_a_layout_are_planned_where_its_devices_are_made_and_for_
     assert (new.profile, new.placement) == (made.profile, made.placement) == ("3g.40gb", Placement(4, 4))
 
 
+def test_shares_of_a_mig_device_whose_daemon_runs_are_ready_before_those_of_another() -> None:
+    hardware = SimulatedHardware(load_machine(HOPPER))
+    uuid = asyncio.run(hardware.observe()).gpus[0].uuid
+    asyncio.run(hardware.perform(SetMigMode(uuid, enabled=True)))
+    for place in (Placement(0, 4), Placement(4, 4)):
+        asyncio.run(hardware.perform(CreateInstance(uuid, "3g.40gb", place)))
+        asyncio.run(hardware.perform(CreateCompute(uuid, "3g.40gb", place, "3g.40gb")))
+    inventory = asyncio.run(hardware.observe())
+    desired = desired_of(HALVES_MPS, inventory)
+    runs, starts = desired.settings[uuid].daemons
+    daemon = DaemonState(uuid, runs.device, DaemonPhase.SERVING, 7, (), runs.limits, multi_user=True)
+    plan = plan_node(desired, snapshot(inventory, daemons=(daemon,)), geometry_of)
+    assert [step.spec for step in first(plan).steps if isinstance(step, StartDaemon)] == [starts]
+    assert {row.device for row in first(plan).offer} == {runs.device}
+
+
 def test_all_gpus_of_a_shared_reset_wait_for_one_of_them() -> None:
     """An A100 board without the fabric manager: one card's MIG mode takes a reset of all."""
     machine = load_machine("4xa100-sxm4-40gb")
