@@ -175,7 +175,7 @@ async def _hour_away(way: str) -> tuple[int, float]:
         return requests, took_s
 
 
-@pytest.mark.parametrize("way", ["gone", "503", "429", "drops"])
+@pytest.mark.parametrize("way", ["gone", "503", pytest.param("429", marks=pytest.mark.real), "drops"])
 def test_after_an_hour_without_the_api_server_all_is_written_and_nothing_was_lost(way: str) -> None:
     requests, _ = run_in_virtual_time(_hour_away(way))
     assert requests < 600, "pauses grow: ten requests a minute at most, of all tasks together"

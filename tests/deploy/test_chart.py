@@ -54,7 +54,7 @@ def _renderer() -> ModuleType:
 
 def _each(path: Path) -> list[tuple[tuple[str, str], Json]]:
     """All objects, with kind and name; several namespaces may have the same."""
-    found = (one for one in yaml.safe_load_all(path.read_text()) if one)
+    found = (one for one in yaml.load_all(path.read_text(), yaml.CSafeLoader) if one)
     return [((one["kind"], one["metadata"]["name"]), one) for one in found]
 
 
