@@ -11,7 +11,7 @@ import re
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -98,22 +98,29 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
 def claims(node: Cluster) -> Iterator[None]:
     """Removes the claims and templates that a test made, after its pods."""
     yield
-    for namespace in ("default", OTHER):
-        node.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", check=False)
-    if node.get("pods", "-n", NAMESPACE)["items"]:
-        node.until("no claim holds anything", lambda: not claimed(node))
-    for namespace in ("default", OTHER):
+    remove_claims(node, claimed, "default", OTHER)
+
+
+def remove_claims(cluster: Cluster, left: Callable[[Cluster], object], *namespaces: str) -> None:
+    """Pods first, then claims and templates once nothing is left of them on the node."""
+    places = [("-n", namespace) for namespace in namespaces or ("default",)]
+    for place in places:
+        cluster.kubectl("delete", "pods", "--all", *place, "--force", "--grace-period=0", check=False)
+    if cluster.get("pods", "-n", NAMESPACE)["items"]:
+        cluster.until("nothing is held by claims", lambda: not left(cluster))
+    for place in places:
         for kind in ("resourceclaimtemplates", "resourceclaims"):
-            node.kubectl("delete", kind, "--all", "-n", namespace, "--wait=false", check=False)
+            cluster.kubectl("delete", kind, "--all", *place, "--wait=false", check=False)
 
 
-def skip_without_claims(cluster: Cluster) -> None:
-    """Skip on a cluster that has no claims, or whose node is not ours."""
+def skip_without_claims(cluster: Cluster) -> int:
+    """Skip on a cluster that has no claims, or whose node is not ours; else its Kubernetes' minor version."""
     if cluster.folder is None:
         pytest.skip("device files that stand for GPUs are made on the node of an own cluster")
     minor = int(json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]["minor"])
     if minor < 36:
         pytest.skip(f"Kubernetes 1.{minor}: claims need 1.36.4 or newer")
+    return minor
 
 
 def make_device_files(cluster: Cluster) -> None:

@@ -5,13 +5,22 @@ The GPUs are simulated; files on the node stand for the devices that are made.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import NAMESPACE, Cluster
-from tests.e2e.test_claims import WHOLE, claiming, devices, make_device_files, mig, refused, template
+from tests.e2e.cluster import Cluster
+from tests.e2e.test_claims import (
+    WHOLE,
+    claiming,
+    devices,
+    make_device_files,
+    mig,
+    refused,
+    remove_claims,
+    skip_without_claims,
+    template,
+)
 
 pytestmark = pytest.mark.usefixtures("tenants", "claims")
 
@@ -27,11 +36,7 @@ PLACES = 26
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    if cluster.folder is None:
-        pytest.skip("device files that stand for GPUs are made on the node of an own cluster")
-    minor = int(json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]["minor"])
-    if minor < 36:
-        pytest.skip(f"Kubernetes 1.{minor}: claims need 1.36.4 or newer")
+    minor = skip_without_claims(cluster)
     cluster.install(
         hardware={"machine": MACHINE},
         config={"map": {"default": POLICY}},
@@ -53,11 +58,7 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
 def claims(node: Cluster) -> Iterator[None]:
     """Removes the claims and templates that a test made, after its pods: then nothing is made any more."""
     yield
-    node.kubectl("delete", "pods", "--all", "--force", "--grace-period=0", check=False)
-    if node.get("pods", "-n", NAMESPACE)["items"]:
-        node.until("nothing is left of what was made", lambda: not made(node))
-    for kind in ("resourceclaimtemplates", "resourceclaims"):
-        node.kubectl("delete", kind, "--all", "--wait=false", check=False)
+    remove_claims(node, made)
 
 
 def made(cluster: Cluster) -> dict[str, str]:

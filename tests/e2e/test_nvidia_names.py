@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
+from tests.e2e.cluster import MACHINE, Cluster, Json
 from tests.e2e.tenants import pod
 from tests.e2e.test_claims import (
     claimed,
@@ -15,6 +15,7 @@ from tests.e2e.test_claims import (
     devices,
     make_device_files,
     refused,
+    remove_claims,
     skip_without_claims,
     template,
 )
@@ -71,11 +72,7 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
 def claims(node: Cluster) -> Iterator[None]:
     """Removes the claims and templates that a test made, after its pods."""
     yield
-    node.kubectl("delete", "pods", "--all", "--force", "--grace-period=0", check=False)
-    if node.get("pods", "-n", NAMESPACE)["items"]:
-        node.until("no claim holds anything", lambda: not claimed(node))
-    for kind in ("resourceclaimtemplates", "resourceclaims"):
-        node.kubectl("delete", kind, "--all", "--wait=false", check=False)
+    remove_claims(node, claimed)
 
 
 def files(cluster: Cluster, name: str) -> str:
