@@ -114,6 +114,18 @@ def test_mixed_names_each_profile():
     }
 
 
+def test_engines_that_are_not_known_have_no_label():
+    inventory = _file(_TWO_MIG)
+    known = geometry_of(inventory.gpus[0])
+    assert known is not None
+    without = replace(known, profiles=tuple(replace(spec, engines=None) for spec in known.profiles))
+    read = parse_policy("version: partage/v1", "policy.yaml").policy
+    offer = resolve(read, inventory, geometry_of).offer
+    for of_model, there in ((geometry_of, True), (lambda _: without, False), (lambda _: None, False)):
+        labels = node_labels(inventory, offer, read.options, of_model)
+        assert any(".engines." in key for key in labels) is there
+
+
 def test_single_puts_the_mig_devices_in_place_of_the_gpus():
     found = _gpus(_labels(_file(_TWO_MIG), _SINGLE))
     assert (found["count"], found["product"]) == ("3", f"{_H100}-MIG-3g.40gb")

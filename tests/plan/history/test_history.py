@@ -13,7 +13,7 @@ from partage.codec.values import decode
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.samples import Samples
 from partage.model.usage_day import GpuSeen, UsageDay, WorkloadDay
-from partage.plan.history.evidence import Evidence, Run, UsePoint, gather, grows, workload_of, workload_of_job
+from partage.plan.history.evidence import Evidence, Run, UsePoint, gather, grows, workload_of_job
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
 from partage.plan.history.keeper import (
     ENDED_AFTER_S,
@@ -443,20 +443,6 @@ def test_while_the_clock_is_set_back_the_longest_run_still_says_whether_it_grows
         keeper.add(START_S + STEP_S if step else START_S, [point("r", 1 + step)], NodeUse(), Samples())
     (row,) = keeper.day().workloads
     assert row.growing
-
-
-@pytest.mark.parametrize(
-    ("pod", "workload"),
-    [
-        ("train-7d4b9c6f5d-x2x4k", "train"),
-        ("agent-x2x4k", "agent"),
-        ("nightly-29012345-x2x4k", "nightly"),
-        ("db-0", "db"),
-        ("notebook", "notebook"),
-    ],
-)
-def test_a_pod_is_of_the_controller_that_made_it(pod: str, workload: str) -> None:
-    assert workload_of(pod) == workload
 
 
 def test_the_highest_run_has_the_peak_and_the_first_of_the_longest_says_how_it_grows() -> None:

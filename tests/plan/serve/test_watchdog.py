@@ -190,9 +190,10 @@ def test_what_the_hardware_limits_cannot_be_exceeded() -> None:
     [
         (None, True),
         (HeldLimit(20 * GIB, None, reason="the driver has no limits"), True),
+        (HeldLimit(20 * GIB, None), True),
         (HeldLimit(20 * GIB, 20 * GIB), False),
     ],
-    ids=["not tried", "could not be set", "in force"],
+    ids=["not tried", "could not be set", "not read yet", "in force"],
 )
 def test_what_the_driver_limits_cannot_be_exceeded(limit: HeldLimit | None, over: bool) -> None:
     offering = replace(SHARED, guarantee=Guarantee.HARD, limited=True)

@@ -96,7 +96,7 @@ class Evidence(OfWorkload, kw_only=True):
 
 def workload_of(pod: str) -> str:
     """The name of the controller that probably made the pod: ``train-7d4b9c6f5d-x2x4k`` is of ``train``."""
-    return _HASHES.sub("", pod)
+    return _HASHES.sub("", pod) or pod
 
 
 def workload_of_job(user: str, name: str) -> str:
