@@ -231,12 +231,23 @@ def urgent(node: Cluster) -> Iterator[str]:
     node.kubectl("delete", "priorityclass", "urgent")
 
 
+@pytest.fixture
+def slot(node: Cluster) -> Iterator[None]:
+    """One ``SLOT`` on the node, which says nothing of it afterwards: other modules compare what it offers."""
+    paths = [f"/status/{part}/{SLOT.replace('/', '~1')}" for part in PARTS]
+
+    def change(op: str) -> None:
+        patch = node.json([{"op": op, "path": path, "value": "1"} for path in paths])
+        node.kubectl("patch", "node", node.node, "--subresource=status", "--type=json", "-p", patch)
+
+    change("add")
+    yield
+    change("remove")
+
+
+@pytest.mark.usefixtures("slot")
 def test_a_pod_of_a_higher_priority_takes_the_place_of_one(node: Cluster, urgent: str) -> None:
     """The claim of the one that has to go goes with it."""
-    patch = [
-        {"op": "add", "path": f"/status/{part}/{SLOT.replace('/', '~1')}", "value": "1"} for part in PARTS
-    ]
-    node.kubectl("patch", "node", node.node, "--subresource=status", "--type=json", "-p", node.json(patch))
     let_in(node, pod("low", asks(30) | {SLOT: 1}))
     node.until_phase("low", "Running", timeout_s=120)
     let_in(node, pod("high", asks(30) | {SLOT: 1}, priorityClassName=urgent))
