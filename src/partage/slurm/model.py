@@ -7,7 +7,6 @@ What stands behind each index of SLURM_JOB_GPUS is ``devices.json``, which the p
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NewType
@@ -16,7 +15,7 @@ from msgspec import field
 
 from partage.model.driver_limit import DriverLimit
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, JobCgroup
-from partage.model.share import Guarantee
+from partage.model.share import Guarantee, driver_limits
 from partage.model.strategy import Strategy
 from partage.values import Frozen
 
@@ -245,11 +244,8 @@ class JobRecord(JobOfUser):
     @property
     def limits(self) -> tuple[DriverLimit, ...]:
         """The driver's memory limits that it has to have, one for each GPU; none where it must not run."""
-        amounts = Counter[GpuUuid]()
-        for device in self.devices:
-            if device.limited and not self.refused:
-                amounts[device.gpu] += device.memory_bytes
-        return tuple(DriverLimit(gpu, amount) for gpu, amount in amounts.items())
+        limited = (device for device in self.devices if device.limited and not self.refused)
+        return driver_limits((device.gpu, device.memory_bytes) for device in limited)
 
 
 def job_cgroups(job: JobId, sluid: str) -> tuple[JobCgroup, ...]:
