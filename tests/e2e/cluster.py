@@ -160,6 +160,20 @@ class Cluster:
         """Run a program in the mount namespace of the own cluster's node."""
         return self.run("nsenter", f"--mount=/proc/{self.pid_of('node')}/ns/mnt", *command)
 
+    @contextmanager
+    def device_files(self, numbers: Mapping[str, tuple[int, int]]) -> Iterator[None]:
+        """Device files on the own cluster's node, by path: in place of those that other modules have left
+        there, and NVIDIA's libraries, which make /dev/nvidiactl as root.
+        """
+        self.on_node("rm", "-f", *numbers)
+        self.on_node("mkdir", "-p", *{path.rpartition("/")[0] for path in numbers})
+        try:
+            for path, (major, minor) in numbers.items():
+                self.on_node("mknod", "-m", "666", path, "c", str(major), str(minor))
+            yield
+        finally:
+            self.on_node("rm", "-f", *numbers)
+
     def path_on_node(self, path: str) -> Path:
         """A file or folder of the own cluster's node, as it is seen from here."""
         assert self.folder is not None

@@ -42,12 +42,8 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
         numbers |= {f"/dev/nvidia{index}": (195, index) for index in range(4)}
         for path in _caps(cluster):
             numbers[path] = (CAPS, int(path.rpartition("cap")[2]))
-        cluster.on_node("rm", "-rf", *numbers, "/dev/nvidia-caps")  # another module's are no GPU's
-        cluster.on_node("mkdir", "/dev/nvidia-caps")
-        for path, (major, minor) in numbers.items():
-            cluster.on_node("mknod", "-m", "666", path, "c", str(major), str(minor))
-        yield cluster
-        cluster.on_node("rm", "-r", *numbers, "/dev/nvidia-caps")
+        with cluster.device_files(numbers):
+            yield cluster
 
 
 def _caps(node: Cluster) -> set[str]:

@@ -31,11 +31,8 @@ def driver(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made = driver_550(cluster.folder / "driver-550", compiled_stub(tmp_path_factory.mktemp("nvml")))
     # What GPUs keep is in a file beside the library, which the helper may not write there.
     made.library.with_name("live.bin").symlink_to("/run/partage/gpus-of-the-stand-in.bin")
-    files = {f"/dev/{name}": numbers for name, numbers in DEVICE_FILES.items()}
-    for path, (major, minor) in files.items():
-        cluster.on_node("mknod", "-m", "666", path, "c", str(major), str(minor))
-    yield made.root
-    cluster.on_node("rm", "-f", *files)
+    with cluster.device_files({f"/dev/{name}": numbers for name, numbers in DEVICE_FILES.items()}):
+        yield made.root
 
 
 @pytest.fixture(scope="module")
