@@ -1,14 +1,21 @@
-"""The faults of ``make mutate`` are faults."""
+"""The faults of ``make mutate`` are faults, and it says which of them no test finds."""
 
 import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tools import mutate
+from tools.mutate.faults import DECISIONS, faults, put_into
+
+REPOSITORY = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    ("text", "faults"),
+    ("text", "wrong"),
     [
         ("a < b", ["a <= b"]),
         ("a == b", ["a != b"]),
@@ -20,33 +27,62 @@ from tools import mutate
         ("f(a)", []),
     ],
 )
-def test_a_comparison_is_swapped_and_a_condition_dropped(text, faults):
-    assert [ast.unparse(fault) for fault in mutate.faults(ast.parse(text, mode="eval").body)] == faults
+def test_a_comparison_is_swapped_and_a_condition_dropped(text, wrong):
+    assert [ast.unparse(fault) for fault in faults(ast.parse(text, mode="eval").body)] == wrong
 
 
-def test_a_seed_draws_the_same_faults_and_none_of_an_assert(tmp_path):
-    folder = tmp_path / "src/partage/plan"
-    folder.mkdir(parents=True)
-    (folder / "a.py").write_text("def f(a, b):\n    assert a == b\n    return not (a < b and b < 7)\n")
-    drawn = mutate.drawn(tmp_path, 5, 5)
-    assert drawn == mutate.drawn(tmp_path, 5, 5)
-    nodes = list(ast.walk(ast.parse((folder / "a.py").read_text())))
-    assert {ast.unparse(nodes[number]) for _, number, _ in drawn} == {
-        "not (a < b and b < 7)",
-        "a < b and b < 7",
-        "a < b",
-        "b < 7",
+def test_a_fault_sleeps_until_its_number_is_woken(tmp_path):
+    decisions = tmp_path / DECISIONS
+    decisions.mkdir(parents=True)
+    (decisions / "a.py").write_text(
+        '"""Doc."""\nfrom __future__ import annotations\nLAST = not 7\ndef is_free(a, b):\n'
+        "    assert a != b\n    return not (a < b and b < 7)\n"
+    )
+    put = put_into(tmp_path)
+    assert [fault.place for fault in put] == [f"{DECISIONS}/a.py:6"] * 5
+    code = compile((decisions / "a.py").read_text(), "a.py", "exec")
+    answers = {}
+    for number, (_, _, change) in enumerate(put):
+        module: dict[str, Any] = {}
+        exec(code, module)
+        asked = [(1, 2), (2, 1), (1, 7), (7, 7.5)]
+        assert [module["is_free"](*pair) for pair in asked] == [False, True, True, True]
+        module["PARTAGE_FAULTS"].add(number)
+        answers[change.split("  ->  ")[1]] = [module["is_free"](*pair) for pair in asked]
+    assert answers == {
+        "a <= b": [False, True, True, True],
+        "b <= 7": [False, True, False, True],
+        "b < 7": [False, False, True, True],
+        "a < b": [False, True, False, False],
+        "a < b and b < 7": [True, False, False, False],
     }
 
 
-def test_tests_that_import_the_file_come_before_all_of_them(tmp_path):
+def test_what_no_test_finds_is_shown_and_a_test_that_starts_a_process_may_find_it(tmp_path):
     for name, text in {
-        "plan/offer/test_b.py": "from partage.plan.offer.b import f\n",
-        "agent/test_a.py": "from partage.plan.a import f\n",
-        "agent/test_b.py": "from partage.plan.offer.b import f\n",
+        f"{DECISIONS}/a.py": "def is_free(a):\n    return a < 7\n\ndef is_last(a):\n    return a == 7\n\n"
+        "def is_even(a):\n    return a not in (1, 3)\n",
+        "src/partage/__init__.py": "",
+        "tests/test_a.py": "import subprocess, sys\nfrom partage.plan.a import is_free, is_last\n"
+        "def test_free():\n    assert is_free(6) and not is_free(8)\n"
+        "def test_last():\n    assert is_last(7)\n"
+        "def test_even():\n    asked = 'from partage.plan.a import is_even; assert is_even(2)'\n"
+        "    subprocess.run([sys.executable, '-c', asked], check=True)\n",
     }.items():
-        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tests" / name).write_text(text)
-    stages = mutate.stages(tmp_path, tmp_path / "src/partage/plan/offer/b.py")
-    assert stages == [["tests/plan/offer"], ["tests/plan"], ["tests/agent/test_b.py"], ["tests"]]
-    assert mutate.stages(tmp_path, tmp_path / "src/partage/plan/a.py")[0] == []
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for command in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.mutate", "--seed", "5"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"NOT    {DECISIONS}/a.py:2  a < 7  ->  a <= 7\n" in done.stdout
+    assert "  a == 7  ->  a != 7\n       by tests/test_a.py::test_last\n" in done.stdout
+    assert "       by tests/test_a.py::test_even\n" in done.stdout
+    assert done.stdout.endswith("mutate: 2 of 3 are found (seed 5)\n")
