@@ -85,7 +85,7 @@ async def test_what_is_said_in_the_template_by_the_api_server_is_the_same_conten
             exactly["capacity"]["requests"] = {"memory": "3145728000", "cores": "30"}
             store.put(TEAM, template)
             assert await hook.mutate(HAMI) == response
-            # A tenant has put something else at the name: nobody gets a GPU that he did not ask for.
+            # A tenant has put something else at the name: nobody gets a GPU that was not asked for.
             exactly["capacity"]["requests"]["memory"] = "1Gi"
             store.put(TEAM, template)
             said = await hook.refusal(HAMI)

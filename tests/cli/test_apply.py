@@ -217,7 +217,7 @@ def test_who_is_not_in_the_way_is_left_alone(node):
     assert uuid in node.devices()
 
 
-def test_drain_tells_a_command_who_holds_what_until_he_is_gone(node):
+def test_drain_tells_a_command_who_holds_what_until_it_is_gone(node):
     node.start("h100-sxm5-80gb")
     node.apply({0: ["3g.40gb", "1g.10gb"]})
     _occupied(node)

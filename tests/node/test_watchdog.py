@@ -161,7 +161,7 @@ def test_without_mps_the_process_itself_is_ended() -> None:
         play(story)
 
 
-def test_who_exceeds_his_share_at_every_other_look_is_named_and_lives() -> None:
+def test_a_holder_that_exceeds_its_share_at_every_other_look_is_named_and_lives() -> None:
     async def story(world: World) -> None:
         await admitted(world, "train")
         await looks_again(world)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from partage.slurm.decide.drain import MARK
+from partage.slurm.decide.next_move import MARK
 from tests.slurm.agent_lab import AgentLab
 from tests.slurm.lab import BUILDS, NEW, OLD, on, only_in_make_slurm
 

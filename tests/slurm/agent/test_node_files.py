@@ -11,11 +11,9 @@ from partage.edges.files.policy import parse_policy
 from partage.errors import InputError
 from partage.plan.offer.desired import resolve
 from partage.sim.node.files.load import load_machine
-from partage.slurm.agent.drain import wanted_of
-from partage.slurm.agent.node_files import NodeFiles, check_own
+from partage.slurm.agent.node_files import NodeFiles, check_own, wanted_of
 from partage.slurm.agent.options import SlurmOptions
-from partage.slurm.decide.drain import Files
-from partage.slurm.decide.node_files import Writes
+from partage.slurm.decide.node_files import Files, Writes
 from partage.slurm.host.agent_state import read_agent_state, write_agent_state
 from partage.slurm.model import LiveNode, SlurmVersion
 

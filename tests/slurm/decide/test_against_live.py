@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.slurm.decide.against_live import LiveCluster, check_live
-from partage.slurm.decide.drain import MARK
+from partage.slurm.decide.next_move import MARK
 from partage.slurm.model import LiveNode, LiveSettings, SlurmVersion
 from partage.slurm.text.conf import parse_conf
 

@@ -107,7 +107,7 @@ def test_one_job_without_a_limit_can_use_the_memory_of_all() -> None:
 
 
 def test_a_job_without_a_task_takes_nothing_from_others() -> None:
-    """A user could keep a job without a step for as long as he likes."""
+    """A user could keep a job without a step for any time."""
     none = {at("2"): SeenLimit(at("2"), why=NO_CGROUP)}
     both = read("1", QUARTER) | none
     assert said(job(1), job(2), seen=both) == {1: Guarantee.HARD, 2: Guarantee.NONE}

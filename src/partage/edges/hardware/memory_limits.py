@@ -88,7 +88,7 @@ class ContainerCgroups:
                 yield owner.limited, directory
                 if owner.pod or of_job:
                     continue  # what is below is the container's own, or the job's
-            # A user whom systemd has given a part of the tree may make as many cgroups there as he likes.
+            # A user whom systemd has given a part of the tree may make any number of cgroups there.
             if ours and path.count("/") < _DEEPEST:
                 open_ += [
                     (directory / name, f"{path}/{name}", owner.limited) for name in _subdirectories(directory)

@@ -12,17 +12,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode
+from partage.edges.files.catalogue import model_of
 from partage.edges.files.generated import write_generated
 from partage.edges.host.read_file import read_regular
 from partage.errors import InputError, Problem
 from partage.model.ids import DeviceUuid
+from partage.plan.offer.desired import DesiredState
+from partage.plan.offer.findings import Findings
 from partage.slurm.agent.options import SlurmOptions
-from partage.slurm.decide.drain import Files, stamp
-from partage.slurm.decide.node_files import Writes, compare, digest
+from partage.slurm.decide.gres import NodeToName, cluster_config, node_gres
+from partage.slurm.decide.next_move import stamp
+from partage.slurm.decide.node_files import (
+    Files,
+    Writes,
+    compare,
+    digest,
+    node_devices,
+    wanted_counts,
+    wanted_files,
+)
 from partage.slurm.host import devices_file
 from partage.slurm.host.agent_state import SlurmAgentState, read_agent_state, write_agent_state
-from partage.slurm.model import LiveNode, NodeDevices
-from partage.slurm.text.conf_writer import GRES_CONF, MARK
+from partage.slurm.model import LiveNode, NodeDevices, SlurmNode
+from partage.slurm.text.conf_writer import GRES_CONF, MARK, gres_conf
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
@@ -191,3 +203,22 @@ def check_own(options: SlurmOptions) -> None:
     if foreign:
         said = "is there already, and Partage did not write it"
         raise InputError([Problem(str(path), "", "error", said, hint) for path in foreign])
+
+
+def wanted_of(desired: DesiredState, options: SlurmOptions) -> WantedFiles:
+    """The files of a node. Raises Unsatisfiable for what this release of Slurm cannot do."""
+    findings = Findings("")
+    root = desired.policy.options.dev_root
+    named = NodeToName(options.node, desired.inventory, desired.offer, root, options.settings)
+    gres = node_gres(named, options.version, options.types, model_of, findings)
+    control = [root.rstrip("/") + path for path in desired.inventory.control_nodes]
+    config = cluster_config(
+        [SlurmNode(options.node, gres, options.settings)], options.version, control, findings
+    )
+    findings.raise_any()
+    return WantedFiles(
+        conf=wanted_files(config, options.writes),
+        devices=devices_file.devices_text(node_devices(options.node, gres, desired, options.version)),
+        counts=wanted_counts(config),
+        lines=gres_conf(config),
+    )

@@ -28,13 +28,13 @@ from partage.plan.report import DependencyProblems, Report, ReportTime, gpu_repo
 from partage.plan.serve.held_limits import counted_gpus
 from partage.plan.serve.kubelet_view import EMPTY_VIEW
 from partage.plan.turn import NodeState, TurnResult
-from partage.slurm.agent.drain import SlurmDrain
 from partage.slurm.agent.gpu_health import GpuHealth
 from partage.slurm.agent.history import JobUsageObserver
 from partage.slurm.agent.job_limits import JobHolders
+from partage.slurm.agent.mover import SlurmMover
 from partage.slurm.agent.node_files import NodeFiles
 from partage.slurm.agent.options import SlurmOptions
-from partage.slurm.decide.drain import Rest
+from partage.slurm.decide.next_move import Rest
 from partage.slurm.host.control import SlurmControl
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class SlurmService(NodeService):
             taken=self._remember,
         )
         control = SlurmControl(slurm.programs, options.environ, slurm.pace.answer_s)
-        self.drain = SlurmDrain(
+        self.mover = SlurmMover(
             options=slurm,
             node=self,
             files=NodeFiles.of(slurm, options.state_dir),
@@ -158,7 +158,7 @@ class SlurmService(NodeService):
         self._report()
 
     async def turns(self) -> None:
-        await self.drain.run()
+        await self.mover.run()
 
     def hardware_news(self) -> None:
         self.news.set()
@@ -170,7 +170,7 @@ class SlurmService(NodeService):
             await until_tick(self.options.intervals.policy_s)
 
     def _late(self) -> str:
-        late_s = self.clock() - self.drain.due_s
+        late_s = self.clock() - self.mover.due_s
         return f"the agent has not looked at Slurm; it is {late_s:.0f} s late" if late_s > 0 else ""
 
     def _health_changed(self) -> None:
@@ -191,7 +191,7 @@ class SlurmService(NodeService):
         began_s, before = self.clock(), self.status.report
         snapshot, plan, desired = self._snapshot(), self.plan(), self.policies.desired
         done = TurnResult(NodeState(plan.serving, self.health.by_gpu), EMPTY_VIEW, plan)
-        move = self.drain.move
+        move = self.mover.move
         report = Report(
             made=ReportTime(
                 at_s=time.time(),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from partage.errors import Problem
 from partage.slurm.decide import releases
 from partage.slurm.decide.conf_checks import kinds
-from partage.slurm.decide.drain import MARK, counts_differ
+from partage.slurm.decide.next_move import MARK, counts_differ
 from partage.slurm.decide.node_view import NodeLine, gres_types, node_lines
 from partage.slurm.model import LiveNode, LiveSettings, SlurmVersion
 from partage.slurm.text.conf import ConfFile, ConfKind, Notebook

@@ -18,9 +18,16 @@ from partage.model.ids import DeviceUuid
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.gpu_devices import device_memory
-from partage.slurm.decide.drain import Files
 from partage.slurm.model import NodeDevice, NodeDevices, NodeGres, SlurmConfig, SlurmDevice, SlurmVersion
 from partage.slurm.text.conf_writer import GRES_CONF, gres_conf, gres_value, slurm_conf
+
+
+class Files(StrEnum):
+    """The node's files, compared with what they have to be. remarks: only comments differ."""
+
+    RIGHT = "right"
+    REMARKS = "remarks"
+    WRONG = "wrong"
 
 
 def node_devices(name: str, gres: NodeGres, desired: DesiredState, version: SlurmVersion) -> NodeDevices:

@@ -136,8 +136,8 @@ def test_variables_of_the_container_change_nothing_of_ours(ours: Way, runc: Runc
 
 
 def test_nvidias_takes_the_first_value_of_a_variable(driver: StubNode, runc: Runc) -> None:
-    """Programs take the last one, and a CDI file's edits replace the last one: a tenant who names a variable
-    twice, in a pod or an image, can keep his own first. So ours is used where it can be.
+    """Programs take the last one, and a CDI file's edits replace the last one: a tenant that names a variable
+    twice, in a pod or an image, can keep its own first. So ours is used where it can be.
     """
     theirs = Way(toolkit() / "nvidia-cdi-hook", driver)
     env = ["NVIDIA_GPU_MEMORY_LIMIT=81559", *theirs.env({GPU: GIB})]
@@ -155,7 +155,7 @@ def test_nvidias_hook_takes_one_variable_alone(driver: StubNode, runc: Runc) -> 
 
 
 def test_nvidias_hook_refuses_a_request_above_its_limit(driver: StubNode, runc: Runc) -> None:
-    """As a tenant can write it: his container does not start."""
+    """As a tenant can write it: its container does not start."""
     theirs = Way(toolkit() / "nvidia-cdi-hook", driver)
     env = ["NVIDIA_GPU_MEMORY_REQUEST=2048", "NVIDIA_GPU_MEMORY_LIMIT=1024"]
     ran = runc.run("c1", runc.bundle("c1", [theirs.hook({GPU: GIB})], "true", env=env))

@@ -1,6 +1,6 @@
-"""The task that keeps Slurm and the GPUs of a compute node the same: look, decide, do one thing, look again.
+"""The task that keeps Slurm and the GPUs of a compute node the same: look, decide, make one move, look again.
 
-What to do next is decided in ``slurm/decide/drain``; layouts are made by the same reconciler as on a node of
+The move is chosen in ``slurm/decide/next_move``; layouts are made by the same reconciler as on a node of
 Kubernetes. Daemons, compute modes and time slices are left alone: the prolog has them.
 """
 
@@ -16,35 +16,29 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.agent.service import NodeService
-from partage.edges.files.catalogue import model_of
 from partage.errors import InputError, PartageError, Unreachable
 from partage.model.gpu import NoDriver
-from partage.plan.offer.desired import DesiredState
-from partage.plan.offer.findings import Findings
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Phase
-from partage.slurm.agent.node_files import NodeFiles, WantedFiles
+from partage.slurm.agent.node_files import NodeFiles, WantedFiles, wanted_of
 from partage.slurm.agent.options import SlurmOptions
 from partage.slurm.decide import releases
-from partage.slurm.decide.drain import (
-    DrainInput,
+from partage.slurm.decide.job_processes import of_jobs
+from partage.slurm.decide.next_move import (
     DrainNode,
     LoadFiles,
     MakeLayout,
     Move,
+    MoveInput,
     Rest,
     ResumeNode,
     WriteFiles,
     next_move,
     what_is_due,
 )
-from partage.slurm.decide.gres import NodeToName, cluster_config, node_gres
-from partage.slurm.decide.job_processes import of_jobs
-from partage.slurm.decide.node_files import Writes, node_devices, wanted_counts, wanted_files
+from partage.slurm.decide.node_files import Writes
 from partage.slurm.host.control import SlurmControl
-from partage.slurm.host.devices_file import devices_text
-from partage.slurm.model import LiveNode, SlurmNode
-from partage.slurm.text.conf_writer import gres_conf
+from partage.slurm.model import LiveNode
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +48,7 @@ _DOUBLED = 6
 """So often the pause after a request that brought nothing is doubled."""
 
 
-class SlurmDrain(Struct):
+class SlurmMover(Struct):
     """Looks and acts. node: the service, whose plan it follows. move: the last one.
 
     sick: which GPUs must get no jobs although they answer. ready: called once, when slurmd may start, with
@@ -131,7 +125,7 @@ class SlurmDrain(Struct):
 
     # --- looking ------------------------------------------------------------------------------
 
-    async def _look(self, node: KnownNode) -> tuple[DrainInput, WantedFiles | None]:
+    async def _look(self, node: KnownNode) -> tuple[MoveInput, WantedFiles | None]:
         live = await self._ask_slurm()
         trouble = "; ".join(filter(None, (_trouble(node), self.sick())))
         plan = NodePlan() if trouble else self.node.plan()
@@ -139,7 +133,7 @@ class SlurmDrain(Struct):
             await self.node.settings.observe(users=True, slices=False)
             plan = self.node.plan()
         self.node.reconciler.published(plan)
-        now = DrainInput(
+        now = MoveInput(
             node=live,
             version=self.options.version,
             trouble=trouble,
@@ -200,7 +194,7 @@ class SlurmDrain(Struct):
             raise InputError("no policy is in force")
         return wanted_of(self.node.policies.desired, self.options)
 
-    def _undescribed(self, now: DrainInput, node: KnownNode, why: str) -> DrainInput:
+    def _undescribed(self, now: MoveInput, node: KnownNode, why: str) -> MoveInput:
         """The node cannot be described to Slurm: it stays as it is, as long as all that jobs are given is
         still there."""
         there = {gpu.uuid for gpu in node.inventory} | {
@@ -305,25 +299,6 @@ def _name(move: Move) -> str:
     if isinstance(move, LoadFiles):
         return "reconfigure asked for" if move.reconfigure else "slurmd restarted"
     return _NAMES[type(move)]
-
-
-def wanted_of(desired: DesiredState, options: SlurmOptions) -> WantedFiles:
-    """The files of a node. Raises Unsatisfiable for what this release of Slurm cannot do."""
-    findings = Findings("")
-    root = desired.policy.options.dev_root
-    named = NodeToName(options.node, desired.inventory, desired.offer, root, options.settings)
-    gres = node_gres(named, options.version, options.types, model_of, findings)
-    control = [root.rstrip("/") + path for path in desired.inventory.control_nodes]
-    config = cluster_config(
-        [SlurmNode(options.node, gres, options.settings)], options.version, control, findings
-    )
-    findings.raise_any()
-    return WantedFiles(
-        conf=wanted_files(config, options.writes),
-        devices=devices_text(node_devices(options.node, gres, desired, options.version)),
-        counts=wanted_counts(config),
-        lines=gres_conf(config),
-    )
 
 
 def _trouble(node: KnownNode) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 
 from msgspec import field
 
 from partage.slurm.decide import releases
+from partage.slurm.decide.node_files import Files
 from partage.slurm.decide.node_view import SHARED, parse_gres
 from partage.slurm.model import LiveJob, LiveNode, SlurmVersion
 from partage.values import Frozen, Tagged
@@ -34,21 +34,13 @@ _NOT_GPUS = re.compile(rf"^(?!.*{_GRES}).*\bLow (?:RealMemory|CPUs|socket|TmpDis
 failed, and nothing that Partage could do helps."""
 
 
-class Files(StrEnum):
-    """The node's files, compared with what they have to be. remarks: only comments differ."""
-
-    RIGHT = "right"
-    REMARKS = "remarks"
-    WRONG = "wrong"
-
-
 class LoadFiles(Tagged, tag="load"):
     """Have slurmd read them. reconfigure: by ``scontrol reconfigure``; else slurmd is (re)started."""
 
     reconfigure: bool
 
 
-class DrainInput(Frozen):
+class MoveInput(Frozen):
     """A node at one moment.
 
     node: None: slurmctld does not answer. jobs: those on the node; None: not asked. processes: those on GPUs
@@ -111,7 +103,7 @@ class ResumeNode(Tagged, tag="resume"):
 Move = Rest | DrainNode | MakeLayout | WriteFiles | LoadFiles | ResumeNode
 
 
-def next_move(now: DrainInput) -> Move:
+def next_move(now: MoveInput) -> Move:
     """The one thing to do now. Do it, look again, ask again."""
     node = now.node
     if node is None:
@@ -132,7 +124,7 @@ def next_move(now: DrainInput) -> Move:
     return _on_a_free_node(now, node, due)
 
 
-def what_is_due(now: DrainInput) -> str:
+def what_is_due(now: MoveInput) -> str:
     """Why the node cannot get jobs as it is, a sentence; empty: it can."""
     node = now.node
     assert node is not None
@@ -151,7 +143,7 @@ def what_is_due(now: DrainInput) -> str:
     return ""
 
 
-def drained_by_partage(now: DrainInput) -> bool:
+def drained_by_partage(now: MoveInput) -> bool:
     """Whether the node is drained for a reason of Partage's, since it was resumed last."""
     node = now.node
     return (
@@ -168,7 +160,7 @@ def stamp(node: LiveNode) -> str:
     return f"{node.reason} [{node.reason_by}]"
 
 
-def _takes_over(now: DrainInput, node: LiveNode) -> bool:
+def _takes_over(now: MoveInput, node: LiveNode) -> bool:
     """Slurm itself has drained the node because it is invalid, and Partage is about to repair that."""
     if not node.invalid or drained_by_partage(now):
         return False
@@ -176,7 +168,7 @@ def _takes_over(now: DrainInput, node: LiveNode) -> bool:
     return not node.reason or stale or _SLURMS_OWN.search(node.reason) is not None
 
 
-def _plain(now: DrainInput, node: LiveNode) -> str:
+def _plain(now: MoveInput, node: LiveNode) -> str:
     """Slurm's reason without ours in front of it."""
     reason = node.reason
     if now.resumed and stamp(node) == now.resumed:
@@ -185,7 +177,7 @@ def _plain(now: DrainInput, node: LiveNode) -> str:
     return "" if reason.startswith(MARK) and not reason.startswith(prefix) else reason.removeprefix(prefix)
 
 
-def _nothing_due(now: DrainInput, node: LiveNode) -> Move:
+def _nothing_due(now: MoveInput, node: LiveNode) -> Move:
     if now.undescribed:
         return Rest(now.undescribed)
     if drained_by_partage(now):
@@ -201,7 +193,7 @@ def _nothing_due(now: DrainInput, node: LiveNode) -> Move:
     return Rest()
 
 
-def _told(now: DrainInput, node: LiveNode, due: str) -> Move:
+def _told(now: MoveInput, node: LiveNode, due: str) -> Move:
     """The reason that Slurm shows is the one that counts now."""
     if drained_by_partage(now) and node.reason != _reason(due):
         return DrainNode(_reason(due))
@@ -213,7 +205,7 @@ def _reason(due: str) -> str:
     return " ".join(_STRANGE.sub(" ", MARK + due).split())[:_LONGEST].rstrip()
 
 
-def _on_a_free_node(now: DrainInput, node: LiveNode, due: str) -> Move:
+def _on_a_free_node(now: MoveInput, node: LiveNode, due: str) -> Move:
     """The node is drained, and no job has a GPU of it."""
     if now.change:
         return MakeLayout() if now.ready else Rest(f"{now.change}: {now.stuck or 'not yet'}")
@@ -222,7 +214,7 @@ def _on_a_free_node(now: DrainInput, node: LiveNode, due: str) -> Move:
     return _have_it_read(now, node)
 
 
-def _have_it_read(now: DrainInput, node: LiveNode) -> Move:
+def _have_it_read(now: MoveInput, node: LiveNode) -> Move:
     """Since 23.11 by a reconfigure, which starts every daemon of the cluster anew: once for what the files
     say. It starts no slurmd that is down, and what it has not brought, another one does not bring: then
     slurmd of this node is restarted."""
@@ -239,22 +231,22 @@ def _have_it_read(now: DrainInput, node: LiveNode) -> Move:
     return _unless_asked(now, LoadFiles(reconfigure=False))
 
 
-def _unless_asked(now: DrainInput, move: LoadFiles) -> Move:
+def _unless_asked(now: MoveInput, move: LoadFiles) -> Move:
     """A reconfigure restarts slurmd, too: what it brings is waited for before anything else."""
     if now.asked is None or (move.reconfigure and not now.asked.reconfigure):
         return move
     return Rest(now.refused or "slurmd reads gres.conf")
 
 
-def _miscounted(now: DrainInput, node: LiveNode) -> bool:
+def _miscounted(now: MoveInput, node: LiveNode) -> bool:
     return bool(now.wanted) and counts_differ(node.gres, now.wanted)
 
 
-def _counts(now: DrainInput, node: LiveNode) -> str:
+def _counts(now: MoveInput, node: LiveNode) -> str:
     return f"slurmctld has Gres={node.gres or '(none)'} for this node, and it has Gres={now.wanted}"
 
 
-def _advice(now: DrainInput) -> str:
+def _advice(now: MoveInput) -> str:
     """What somebody has to do about other counts."""
     newer = now.version >= releases.RECONFIGURE_APPLIES
     if newer and now.writes_counts:

@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.slurm.decide.drain import (
+from partage.slurm.decide.next_move import (
     MARK,
-    DrainInput,
     DrainNode,
-    Files,
     LoadFiles,
     MakeLayout,
+    MoveInput,
     Rest,
     ResumeNode,
     WriteFiles,
@@ -21,6 +20,7 @@ from partage.slurm.decide.drain import (
     next_move,
     stamp,
 )
+from partage.slurm.decide.node_files import Files
 from partage.slurm.model import JobId, LiveJob, LiveNode, SlurmVersion
 from tests.examples import examples
 
@@ -28,7 +28,7 @@ OLD, NEW = SlurmVersion(22, 5, 8), SlurmVersion(24, 11, 5)
 UP = LiveNode("g1", frozenset({"IDLE"}), gres="gpu:h100:2")
 OURS = LiveNode("g1", frozenset({"IDLE", "DRAIN"}), MARK + "x", "root@1", gres="gpu:h100:2")
 THEIRS = replace(OURS, reason="bad fan")
-BASE = DrainInput(UP, NEW, jobs=(), wanted="gpu:h100:2")
+BASE = MoveInput(UP, NEW, jobs=(), wanted="gpu:h100:2")
 JOB = LiveJob(JobId(7), "RUNNING", 1000, "anna", (0,), "gpu:h100:1")
 UNKNOWN = replace(JOB, gpus=None)
 AWAY = replace(OURS, flags=OURS.flags | {"NOT_RESPONDING"})
@@ -173,12 +173,12 @@ class World:
     slurmd: bool = True
     low: bool = False
 
-    def look(self) -> DrainInput:
+    def look(self) -> MoveInput:
         flags = {"UNKNOWN" if self.low else "IDLE", *({"DRAIN"} if self.drained else ())}
         flags |= {"INVALID_REG"} if self.loaded != self.counts or self.low else set()
         flags |= set() if self.slurmd or self.low else {"NOT_RESPONDING"}  # one that is invalid is not pinged
         node = LiveNode("g1", frozenset(flags), self.reason, f"root@{self.given}", f"gpu:t{self.counts}:1")
-        return DrainInput(
+        return MoveInput(
             node=node if self.up else None,
             version=self.version,
             jobs=tuple(LiveJob(JobId(number), "RUNNING", gpus=(0,)) for number in self.jobs),
