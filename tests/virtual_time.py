@@ -7,11 +7,13 @@ thread works for it, so both ends of a connection have to be in this loop.
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 GRACE_S = 0.003
 """Real seconds in which a socket of this machine has delivered what was written to it."""
@@ -58,3 +60,13 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
     """As ``asyncio.run``, with a clock that jumps."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """A test that does so."""
+
+    @functools.wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> T:
+        return run_in_virtual_time(test(*arguments, **named))
+
+    return run

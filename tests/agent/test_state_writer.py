@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
-from partage.agent import state_writer
-from partage.agent.state_writer import StateWriter
+from partage.agent.state_writer import WAIT_LIMIT_S, StateWriter
 from partage.edges.files.state import SavedState, StateDir
 from partage.model.ids import GpuUuid
 from partage.plan.reconcile.transition import GpuServing
+from tests.virtual_time import in_virtual_time
 
 
 @asynccontextmanager
@@ -29,12 +27,6 @@ async def memory(path: Path) -> AsyncIterator[StateWriter]:
         one.directory.close()
 
 
-@pytest.fixture
-def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long limit: what ends before half of it has not waited it out, however busy the machine is."""
-    monkeypatch.setattr(state_writer, "WAIT_LIMIT_S", 60.0)
-
-
 async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
     async with memory(tmp_path) as one:
         for number in range(3):
@@ -45,21 +37,21 @@ async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
             assert loaded.serving == serving
 
 
-@pytest.mark.usefixtures("no_limit")
+@in_virtual_time
 async def test_a_directory_that_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with memory(tmp_path / "file" / "state") as one:
         one.update(SavedState(serving={GpuUuid("GPU-0"): GpuServing(())}))
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(WAIT_LIMIT_S / 2):
             await one.written()
         assert "cannot make the state directory" in one.trouble
 
 
-@pytest.mark.usefixtures("no_limit")
+@in_virtual_time
 async def test_nothing_new_is_nothing_to_wait_for(tmp_path: Path) -> None:
     async with memory(tmp_path) as one:
         one.update(SavedState())
         await one.written()
         one.update(SavedState())
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(WAIT_LIMIT_S / 2):
             await one.written()

@@ -9,18 +9,16 @@ import pytest
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.port import WatchState
-from partage.kubernetes.agent import node_taints
 from partage.kubernetes.agent.node_taints import NodeTaints
 from partage.kubernetes.agent.node_writer import ClusterIntervals
 from partage.model.node_labels import NO_SCHEDULE, NodeTaint
 from tests.edges.kube.scripted import Answer, Request, api_server, node, quick, status
+from tests.virtual_time import in_virtual_time
 
 
-async def test_taints_that_cannot_be_taken_away_are_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@in_virtual_time
+async def test_taints_that_cannot_be_taken_away_are_said(caplog: pytest.LogCaptureFixture) -> None:
     """On Python 3.11.0 to 3.11.2 a deadline in a task that is being cancelled ended without a word."""
-    monkeypatch.setattr(node_taints, "LEAVE_S", 0.2)
     silent = asyncio.Event()
 
     async def answer(_: Request) -> Answer:
@@ -49,7 +47,7 @@ async def test_taints_that_cannot_be_taken_away_are_said(
         await asyncio.wait({task}, timeout=10)
         assert task.cancelled()
     (said,) = [one for one in caplog.records if one.getMessage() == "taints stay on the Node"]
-    assert said.__dict__["reason"] == "no answer within 0.2 s"
+    assert said.__dict__["reason"] == "no answer within 2 s"
 
 
 async def test_a_write_that_met_a_conflict_does_not_make_the_next_one_contested() -> None:

@@ -79,6 +79,12 @@ class Intervals(Frozen):
     made_s: a claim waits so long for devices that are made on demand; the kubelet waits 45. What takes
         longest is a change of MIG mode, which stays when a claim gives up, so that its next try finds it
         done.
+    ends_s: a claim is not taken back so long because of a process that does not end. Then the kubelet has its
+        answer, and the shares stay held until the process has ended, as those of the device plugin do.
+    gone_s: claims that are gone, which a kubelet that works tells, and CDI files that are, are looked for.
+    amiss_s: limits of claims that are not in force are set again.
+    cut_off_s: how long the driver may still carry out a step of a killed agent. An instance takes about a
+        second; a reset takes longer, and leaves no device that could be allocated.
     """
 
     observe_s: float = 60.0
@@ -107,6 +113,10 @@ class Intervals(Frozen):
     other_ends_s: float = 8.0
     retry_s: float = 2.0
     made_s: float = 35.0
+    ends_s: float = 600.0
+    gone_s: float = 600.0
+    amiss_s: float = 10.0
+    cut_off_s: float = 5.0
 
 
 class AgentOptions(Frozen):

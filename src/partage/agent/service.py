@@ -112,7 +112,7 @@ class NodeService(ABC):
             look=self.look_for_others,
             slices_asked=self.slices_asked,
         )
-        self.reconciler = Reconciler(port, clock, ask, intervals.retry_s)
+        self.reconciler = Reconciler(port, clock, ask, intervals.retry_s, intervals.cut_off_s)
         self.history: HistoryObserver | None = None
         status.ended_tasks = lambda: self.supervisor.trouble
         status.counts.xids = self.hardware.xid_counts

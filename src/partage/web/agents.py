@@ -1,4 +1,4 @@
-"""Reports of many nodes from their agents, who are asked for them."""
+"""Reports of many nodes from their agents, which are asked for them."""
 
 from __future__ import annotations
 

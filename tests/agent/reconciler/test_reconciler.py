@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from partage.agent.reconciler.executor import TransactionEnd, TransactionOutcome
-from partage.agent.reconciler.reconciler import CUT_OFF_S, Reconciler
+from partage.agent.reconciler.reconciler import Reconciler
 from partage.errors import GpuInUse, InsufficientResources, PartageError
 from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode, Driver, Inventory
@@ -23,7 +23,7 @@ B = GpuUuid("b")
 
 A = GpuUuid("a")
 
-RETRY_S = 2.0
+RETRY_S, CUT_OFF_S = 2.0, 5.0
 STEPS_S = 1.0
 """How long the steps of a transaction take here."""
 READ_BACK_S = 0.5
@@ -130,7 +130,7 @@ class Bench:
         loop = runner.get_loop()
         self.began_s = loop.time()
         self.port = ScriptedPort(self.clock)
-        self.reconciler = Reconciler(self.port, self.clock, self._ask, RETRY_S)
+        self.reconciler = Reconciler(self.port, self.clock, self._ask, RETRY_S, CUT_OFF_S)
         self.port.in_hand = lambda: self.reconciler.in_hand
         self.turn: Callable[[], NodePlan] | None = None
 

@@ -7,11 +7,12 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from partage.claims.agent import enforcing, part, taking_back
+from partage.agent.options import Intervals
+from partage.claims.agent.ports import ClaimStep, StepTaken, go_on
 from partage.errors import HardwareError
 from partage.model.ids import ContainerId, PodUid
 from partage.model.mps import DaemonPhase, MpsNamespace
@@ -21,8 +22,8 @@ from partage.sim.node.faults import FailCall, HealCall, HideProcesses, Occupy, S
 from partage.sim.node.processes import time_slices_of
 from partage.units import GIB
 from tests.agent.tenants import write_logs
-from tests.claims.agent.test_claims_of_node import DraNode, dra_node
-from tests.kubelet_script import held
+from tests.claims.agent.test_claims_of_node import QUICK, DraNode, StopsAt, dra_node
+from tests.kubelet_script import LIMIT_S, grpc, held
 
 SHARE = {"apiVersion": "partage.dev/v1", "kind": "ShareConfig"}
 NAMESPACES = """
@@ -39,17 +40,21 @@ gpus:
 """
 MAIN, SIDE = ContainerId("3f" * 32), ContainerId("a0" * 32)
 POD, LATER = PodUid("11111111-1111-1111-1111-111111111111"), PodUid("22222222-2222-2222-2222-222222222222")
+AT_ONCE = replace(QUICK, ends_s=0.0, amiss_s=0.05)
+"""The kubelet is kept waiting by no process."""
 
 
 @asynccontextmanager
-async def named_node(directory: Path, policy: str = NAMESPACES) -> AsyncIterator[DraNode]:
+async def named_node(
+    directory: Path, policy: str = NAMESPACES, intervals: Intervals = QUICK, taken: StepTaken = go_on
+) -> AsyncIterator[DraNode]:
     """Of a driver branch that has namespaces."""
     machine = directory / "machine.json"
     gpus = [{"name": "NVIDIA H100 80GB HBM3"}] * 2
     machine.write_text(
         json.dumps({"version": "partage/v1", "kind": "Machine", "driver": "615.71.09", "gpus": gpus})
     )
-    async with dra_node(policy, str(machine)) as node:
+    async with dra_node(policy, str(machine), taken=taken, intervals=intervals) as node:
         await node.until(lambda: node.device(0), "the device")
         await node.until(lambda: "taints" not in node.device(0), "a device that is open")
         yield node
@@ -110,27 +115,6 @@ async def test_without_its_limit_a_claim_gets_nothing_and_nothing_is_left(tmp_pa
         assert await node.refusal(claim) == ""
 
 
-async def test_a_limit_that_takes_too_long_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(enforcing, "SET_S", 0.05)
-    async with named_node(tmp_path) as node:
-        stuck = asyncio.Event()
-
-        async def hangs(_: object) -> None:
-            await stuck.wait()
-
-        claim = node.amount("first", "10Gi")
-        with monkeypatch.context() as patch:
-            patch.setattr(node.hardware, "perform", hangs)
-            await node.end()
-            await node.start()
-            assert "could not be set within" in await node.refusal(claim)
-        await node.end()
-        await node.start()
-        assert await node.refusal(claim) == ""
-
-
 async def test_limits_are_set_again_when_the_daemon_was_started_again(tmp_path: Path) -> None:
     async with named_node(tmp_path) as node:
         claim = node.amount("first", "10Gi", cores=25)
@@ -145,21 +129,16 @@ async def test_limits_are_set_again_when_the_daemon_was_started_again(tmp_path: 
         await node.until(lambda: slots(node) == before, "the limits")
 
 
-async def test_what_an_agent_that_was_killed_has_opened_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from partage.claims.files import ClaimCdiFiles
-
-    def dies(*_: Any) -> None:
-        raise SystemError("killed")
-
-    async with named_node(tmp_path) as node:
-        claim = node.amount("first", "10Gi")
-        with monkeypatch.context() as patch:
-            patch.setattr(ClaimCdiFiles, "write", dies)
-            assert "killed" in await node.refusal(claim)
-            await node.end(kill=True)
+async def test_what_an_agent_that_was_killed_has_opened_is_closed(tmp_path: Path) -> None:
+    stops = StopsAt(ClaimStep.LIMITED)
+    async with named_node(tmp_path, taken=stops) as node:
+        call = asyncio.create_task(node.prepare(node.amount("first", "10Gi")))
+        await asyncio.wait_for(stops.there.wait(), LIMIT_S)
+        await node.end(kill=True)
+        with pytest.raises(grpc.RpcError):
+            await call
         assert list(slots(node)) == ["slot0"]
+        node.taken = go_on
         await node.start()
         await node.until(lambda: not slots(node), "a closed slot")
 
@@ -276,12 +255,9 @@ async def test_a_process_of_another_pod_on_the_same_gpu_is_in_nobodys_way() -> N
         assert await node.call("unprepare", first) == {first.uid: ""}
 
 
-async def test_what_does_not_end_keeps_its_shares_and_not_the_kubelet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_does_not_end_keeps_its_shares_and_not_the_kubelet() -> None:
     """As a process that hangs in the driver. Its shares are free when it has ended."""
-    monkeypatch.setattr(taking_back, "PATIENCE_S", 0.0)
-    async with dra_node() as node:
+    async with dra_node(intervals=AT_ONCE) as node:
         await node.until(lambda: node.device(0), "the device")
         first = node.amount("first", "70Gi", pods={"train": POD})
         assert await node.refusal(first) == ""
@@ -300,12 +276,8 @@ async def test_what_does_not_end_keeps_its_shares_and_not_the_kubelet(
         assert await node.refusal(second) == ""
 
 
-async def test_what_still_runs_keeps_its_namespace_as_long_as_its_shares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(taking_back, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(part, "AGAIN_S", 0.05)
-    async with named_node(tmp_path) as node:
+async def test_what_still_runs_keeps_its_namespace_as_long_as_its_shares(tmp_path: Path) -> None:
+    async with named_node(tmp_path, intervals=AT_ONCE) as node:
         first = node.amount("first", "10Gi", pods={"train": POD})
         assert await node.refusal(first) == ""
         await node.hardware.inject(works(7))
@@ -318,11 +290,8 @@ async def test_what_still_runs_keeps_its_namespace_as_long_as_its_shares(
         await node.until(lambda: list(slots(node)) == ["slot10"], "the first is closed")
 
 
-async def test_without_a_known_pod_and_with_a_helper_that_fails_nothing_is_held_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(taking_back, "PATIENCE_S", 0.0)
-    async with dra_node() as node:
+async def test_without_a_known_pod_and_with_a_helper_that_fails_nothing_is_held_for_ever() -> None:
+    async with dra_node(intervals=AT_ONCE) as node:
         await node.until(lambda: node.device(0), "the device")
         first = node.amount("first", "70Gi")
         assert await node.refusal(first) == ""

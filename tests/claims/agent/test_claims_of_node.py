@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from partage.agent.kubelet_service import run
 from partage.agent.options import AgentOptions, Intervals
@@ -44,6 +45,14 @@ gpus:
   - {select: rest, exclusive: {}}
 """
 POOL = "n1-partage"
+QUICK = Intervals(
+    turn_gap_s=0.01,
+    withdraw_s=0.05,
+    holders_first_s=0.02,
+    holders_s=0.5,
+    watch_s=0.05,
+    conditions_s=0.5,
+)
 
 
 @dataclass
@@ -55,7 +64,7 @@ class DraNode:
     kubelet: ScriptedKubelet
     hardware: SimulatedHardware
     names: ClaimNames = OWN_NAMES
-    made_s: float = 35.0
+    intervals: Intervals = QUICK
     counters: bool = False
     status: AgentStatus | None = None
     taken: StepTaken = go_on
@@ -79,15 +88,7 @@ class DraNode:
             dra=True,
             dra_counters=self.counters,
             dra_driver=self.names.driver,
-            intervals=Intervals(
-                turn_gap_s=0.01,
-                withdraw_s=0.05,
-                holders_first_s=0.02,
-                holders_s=0.5,
-                watch_s=0.05,
-                conditions_s=0.5,
-                made_s=self.made_s,
-            ),
+            intervals=self.intervals,
         )
         work = run(
             options,
@@ -245,7 +246,7 @@ async def dra_node(
     machine: str = "4xh100-sxm5-80gb",
     names: ClaimNames = OWN_NAMES,
     taken: StepTaken = go_on,
-    made_s: float = 35.0,
+    intervals: Intervals = QUICK,
     *,
     version: str = "v1.37.2",
     counters: bool = False,
@@ -260,7 +261,7 @@ async def dra_node(
         await asyncio.to_thread(kubelet.start)
         store.version = version
         hardware = SimulatedHardware(load_machine(machine))
-        node = DraNode(here, store, kubelet, hardware, names, made_s, counters, taken=taken)
+        node = DraNode(here, store, kubelet, hardware, names, intervals, counters, taken=taken)
         try:
             await node.start()
             yield node
@@ -596,12 +597,9 @@ async def test_after_a_reboot_claims_hold_nothing_until_they_are_prepared_again(
         assert [path.stem for path in node.record_path("").parent.iterdir()] == [whole.uid]
 
 
-async def test_a_claim_that_is_gone_is_taken_back_unless_a_container_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_claim_that_is_gone_is_taken_back_unless_a_container_has_it() -> None:
     """The kubelet has lost its record of it, and never asks for its end."""
-    monkeypatch.setattr("partage.claims.agent.part.GONE_S", 0.05)
-    async with dra_node() as node:
+    async with dra_node(intervals=replace(QUICK, gone_s=0.05)) as node:
         await node.until(lambda: node.device(0), "the device")
         first, second = node.amount("first", "10Gi"), node.amount("second", "10Gi")
         answer = held({"team/train": {"main": {}}})

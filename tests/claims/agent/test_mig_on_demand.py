@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import readiness_of
 from partage.answers.node_plan import make_plan
 from partage.answers.report import report_document
 from partage.claims.agent.ports import ClaimStep, go_on
-from partage.claims.files import ClaimCdiFiles, MadePlaces
+from partage.claims.files import PLACES_FILE
 from partage.edges.files.policy import parse_policy
 from partage.errors import InsufficientResources
 from partage.explain.shares import share_rows
@@ -37,7 +40,7 @@ from partage.sim.node.faults import (
     SetMig,
     Vacate,
 )
-from tests.claims.agent.test_claims_of_node import OF_MAKING, DraNode, StopsAt, dra_node
+from tests.claims.agent.test_claims_of_node import OF_MAKING, QUICK, DraNode, StopsAt, dra_node
 from tests.dra_script import DriverSocket
 from tests.edges.kube.store import SLICES
 from tests.kubelet_script import LIMIT_S, grpc
@@ -240,7 +243,7 @@ async def test_a_driver_that_refuses_costs_the_claim_and_nothing_else() -> None:
 
 
 async def test_a_process_in_the_way_of_mig_mode_is_named() -> None:
-    async with dra_node(ON_DEMAND, made_s=1.0) as node:
+    async with dra_node(ON_DEMAND, intervals=replace(QUICK, made_s=1.0)) as node:
         await places(node)
         await node.hardware.inject(Occupy(3, "dcgm-test", pid=4711))
         claim = part(node, "a", "1g10gb-19-0")
@@ -311,21 +314,22 @@ async def test_whatever_the_scheduler_gives_is_made_and_nobody_loses_anything(se
         assert await made(node) in (["off"], [])
 
 
-@pytest.mark.parametrize("owner", [(MadePlaces, "save"), (ClaimCdiFiles, "write")], ids=["place", "CDI file"])
+@pytest.mark.parametrize("file", [PLACES_FILE, "gpu.partage.dev-claim_*.json"], ids=["place", "CDI file"])
 async def test_an_agent_that_is_killed_while_it_writes_leaves_nothing(
-    owner: tuple[type[Any], str], monkeypatch: pytest.MonkeyPatch
+    file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with dra_node(ON_DEMAND) as node:
         await places(node)
-        real = getattr(*owner)
+        moved = os.replace
 
-        def dies(*arguments: Any) -> None:
-            real(*arguments)
-            raise SystemError("killed")
+        def dies(source: Path, target: Path) -> None:
+            moved(source, target)
+            if target.match(file):
+                raise SystemError("killed")
 
         claim = part(node, "cut", "1g10gb-19-6")
         with monkeypatch.context() as patch:
-            patch.setattr(*owner, dies)
+            patch.setattr(os, "replace", dies)  # no kill from outside hits the moment after a rename
             assert "killed" in await node.refusal(claim)
             await node.end(kill=True)
         await node.start()
@@ -340,8 +344,7 @@ async def test_an_agent_that_is_killed_while_it_writes_leaves_nothing(
 async def test_an_agent_that_is_killed_between_two_steps_leaves_nothing(
     kind: type[Step], after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("partage.agent.reconciler.reconciler.CUT_OFF_S", 0.1)
-    async with dra_node(ON_DEMAND) as node:
+    async with dra_node(ON_DEMAND, intervals=replace(QUICK, cut_off_s=0.1)) as node:
         await places(node)
         reached, perform = asyncio.Event(), node.hardware.perform
 
@@ -395,7 +398,7 @@ async def test_an_agent_that_is_killed_while_a_claim_waits_leaves_nothing(step: 
 
 
 async def test_what_is_made_too_late_for_its_claim_is_destroyed_again() -> None:
-    async with dra_node(ON_DEMAND, made_s=0.5) as node:
+    async with dra_node(ON_DEMAND, intervals=replace(QUICK, made_s=0.5)) as node:
         await places(node)
         await node.hardware.inject(HangCall("perform", seconds=2.0))
         claim = part(node, "a", "1g10gb-19-6")
@@ -434,7 +437,7 @@ async def test_a_kubelet_that_does_not_wait_leaves_nothing() -> None:
 
 
 async def test_without_a_driver_the_slices_stay_and_claims_wait_for_those_that_lost_theirs() -> None:
-    async with dra_node(ON_DEMAND, made_s=1.0) as node:
+    async with dra_node(ON_DEMAND, intervals=replace(QUICK, made_s=1.0)) as node:
         await places(node)
         held = part(node, "held", "3g40gb-9-4")
         assert await node.refusal(held) == ""
@@ -455,7 +458,7 @@ async def test_without_a_driver_the_slices_stay_and_claims_wait_for_those_that_l
 
 
 async def test_an_ampere_gpu_is_reset_only_when_nothing_runs_on_it() -> None:
-    async with dra_node(ON_DEMAND, "4xa100-sxm4-40gb", made_s=1.0) as node:
+    async with dra_node(ON_DEMAND, "4xa100-sxm4-40gb", intervals=replace(QUICK, made_s=1.0)) as node:
         await node.until(lambda: len(node.devices) > 20, "all places")
         await node.hardware.inject(Occupy(3, "trainer", pid=4711))
         claim = part(node, "a", "1g5gb-19-6")

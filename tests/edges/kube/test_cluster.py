@@ -20,6 +20,7 @@ from partage.edges.kube.port import (
 from partage.errors import Absent, Conflict, InputError, Rejected, Unreachable
 from partage.model.node_labels import NodeCondition
 from tests.edges.kube.scripted import PKI, Answer, api_server, node, quick, status
+from tests.virtual_time import in_virtual_time
 
 N1 = ClusterNode("n1", "u1", "7")
 
@@ -177,8 +178,8 @@ async def test_an_eviction_is_sent_once():
             assert len(server.requests) == 1
 
 
-async def test_no_answer_has_an_end(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection, "CALL_S", 0.05)
+@in_virtual_time
+async def test_no_answer_has_an_end():
     async with cluster(Answer(hang=True)) as (_, found):
         with pytest.raises(Unreachable, match="cannot be reached"):
             await found.node("n1")

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.kubelet.dra_server import DraServer, DraSockets
+from partage.edges.kubelet.dra_server import HEALTH_EVERY_S, LOOK_S, DraServer, DraSockets
 from partage.edges.kubelet.port import ConditionList
 from partage.errors import InputError
 from partage.model.claim import ClaimRef, DeviceCondition, PreparedDevice
 from tests.dra_script import DriverSocket
 from tests.kubelet_script import until
+from tests.virtual_time import in_virtual_time
 
 DRIVER = "gpu.partage.dev"
 WHOLE, PART, BAD = (ClaimRef("team", name, f"uid-{name}") for name in ("whole", "part", "bad"))
@@ -150,43 +151,39 @@ async def test_health_is_told_at_once_and_at_each_change(short_dir: Path, versio
         await asyncio.to_thread(watch.close)
 
 
-async def test_sockets_that_are_gone_are_made_again(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partage.edges.kubelet.dra_server.LOOK_S", 0.02)
+@in_virtual_time
+async def test_sockets_that_are_gone_are_made_again(short_dir: Path) -> None:
     where = sockets(short_dir)
     async with running(Answers(), where):
         where.registration.unlink()
-        await until(where.registration.exists)
+        await asyncio.sleep(2 * LOOK_S)
         registry = DriverSocket(where.registration)
         assert (await asyncio.to_thread(registry.info)).name == DRIVER
         await asyncio.to_thread(registry.close)
 
 
-async def test_directories_that_were_emptied_are_filled_again(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@in_virtual_time
+async def test_directories_that_were_emptied_are_filled_again(short_dir: Path) -> None:
     """The service is there before the registry names it: the kubelet calls it at once."""
-    monkeypatch.setattr("partage.edges.kubelet.dra_server.LOOK_S", 0.02)
     where = sockets(short_dir)
     async with running(Answers(), where):
         shutil.rmtree(where.plugins)
         where.registration.unlink()
-        await until(where.registration.exists)
+        await asyncio.sleep(2 * LOOK_S)
         assert where.service.exists()
         calls = DriverSocket(where.service)
         assert (await asyncio.to_thread(calls.prepare, WHOLE))[WHOLE.uid].devices
         await asyncio.to_thread(calls.close)
 
 
-async def test_a_registry_that_is_not_there_yet_is_waited_for(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("partage.edges.kubelet.dra_server.LOOK_S", 0.02)
+@in_virtual_time
+async def test_a_registry_that_is_not_there_yet_is_waited_for(short_dir: Path) -> None:
     where = sockets(short_dir)
     where.registry.rmdir()
     async with running(Answers(), where, ready=False) as (server, _):
         await until(lambda: str(where.registry) in server.trouble)
         where.registry.mkdir()
-        await until(where.registration.exists)
+        await asyncio.sleep(2 * LOOK_S)
         registry = DriverSocket(where.registration)
         await asyncio.to_thread(registry.notify)
         assert server.trouble == ""
@@ -209,28 +206,24 @@ async def test_many_claims_with_many_devices_are_one_answer(short_dir: Path, ver
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
-async def test_health_is_told_again_though_nothing_changed(
-    short_dir: Path, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("partage.edges.kubelet.dra_server.HEALTH_EVERY_S", 0.02)
+@in_virtual_time
+async def test_health_is_told_again_though_nothing_changed(short_dir: Path, version: str) -> None:
     async with running(Answers(), sockets(short_dir)) as (_, calls):
         watch = await asyncio.to_thread(calls.watch_health, version)
+        await asyncio.sleep(3 * HEALTH_EVERY_S)
         await until(lambda: len(watch.lists) > 2)
         await asyncio.to_thread(watch.close)
 
 
-async def test_a_driver_that_is_slow_to_say_who_it_is_keeps_its_socket(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@in_virtual_time
+async def test_a_driver_that_is_slow_to_say_who_it_is_keeps_its_socket(short_dir: Path) -> None:
     """It is alive: without its socket the kubelet would forget it, and delete its slices."""
-    monkeypatch.setattr("partage.edges.kubelet.dra_server._INFO_S", 0.05)
-    monkeypatch.setattr("partage.edges.kubelet.dra_server.LOOK_S", 0.02)
     where, slow = sockets(short_dir, "pod-b"), sockets(short_dir, "pod-a")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(slow.registration))
         listener.listen(64)
         async with running(Answers(), where, ready=False) as (server, _):
-            await until(lambda: server.trouble or where.registration.exists())
+            await asyncio.sleep(2 * LOOK_S)
             assert slow.registration.exists()
             assert not where.registration.exists()
             assert "did not answer in time" in server.trouble
@@ -239,8 +232,8 @@ async def test_a_driver_that_is_slow_to_say_who_it_is_keeps_its_socket(
         assert not slow.registration.exists()
 
 
-async def test_another_driver_of_this_name_keeps_it(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partage.edges.kubelet.dra_server.LOOK_S", 0.02)
+@in_virtual_time
+async def test_another_driver_of_this_name_keeps_it(short_dir: Path) -> None:
     first, second = sockets(short_dir, "pod-a"), sockets(short_dir, "pod-b")
     async with running(Answers(), second, ready=False):
         await until(second.registration.exists)

@@ -110,7 +110,7 @@ class UsageObserver(Struct):
         return answer_in(self.node.intervals.usage_answer_s, loop, self.ask()) or self.observation
 
     async def _asked_once(self) -> None:
-        """Those who ask while another one waits get the same answer."""
+        """Callers that ask while another one waits get the same answer."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask(), name="usage")
         await asyncio.shield(self._asking)

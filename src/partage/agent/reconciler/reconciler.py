@@ -35,10 +35,6 @@ if TYPE_CHECKING:  # many nodes never carry anything out
 
 log = logging.getLogger(__name__)
 
-CUT_OFF_S = 5.0
-"""How long the driver may still carry out a step of a killed agent, in seconds. An instance takes about a
-second; a reset takes longer, and leaves no device that could be allocated."""
-
 _LAYOUT = (SetMigMode, Reset, DestroyCompute, DestroyInstance, CreateInstance, CreateCompute)
 
 
@@ -81,7 +77,8 @@ class ReconcilerPort(Protocol):
 class Reconciler(Struct):
     """Carries out what is ready. All mappings are by GPU UUID.
 
-    ask: asks for a turn. retry_s: the first pause after a failure. in_hand: GPUs whose steps are carried out
+    ask: asks for a turn. retry_s: the first pause after a failure. cut_off_s: how long a
+    step of a killed agent may still be carried out. in_hand: GPUs whose steps are carried out
     or read back. attempts: what failed, and when it is tried again. endings: transactions so far, by how they
     ended.
     """
@@ -90,6 +87,7 @@ class Reconciler(Struct):
     clock: Callable[[], float]
     ask: Callable[[], None]
     retry_s: float
+    cut_off_s: float
     in_hand: dict[GpuUuid, Phase] = field(default_factory=dict)
     attempts: dict[GpuUuid, FailedAttempt] = field(default_factory=dict)
     endings: Counter[str] = field(default_factory=Counter)
@@ -122,7 +120,7 @@ class Reconciler(Struct):
     async def finish_cut_off(self) -> None:
         """At the start: wait for a step of a killed agent, and read its GPUs back."""
         if self.in_hand:
-            await asyncio.sleep(CUT_OFF_S)
+            await asyncio.sleep(self.cut_off_s)
             await self._release()
 
     async def step(self) -> None:

@@ -162,7 +162,7 @@ class AgentStatus(Struct):
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:
-        """Publish a new report, and wake those who wait for one."""
+        """Publish a new report, and wake those that wait for one."""
         self.report = report
         self.news.set()
         self.news = asyncio.Event()

@@ -41,13 +41,6 @@ from partage.plan.serve.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
-GONE_S = 600.0
-"""How often it is looked for claims that are gone, which a kubelet that works tells, and for CDI files that
-are, in seconds."""
-
-AGAIN_S = 10.0
-"""How soon it is tried again to set limits that are not in force, in seconds."""
-
 
 class ApiClaims:
     """Claims as the API server has them."""
@@ -92,7 +85,7 @@ class ClaimsOfNode:
         self._holds = holds = ClaimHolds(ledger, clock, self._later.ask, kept)
         self._status = ClaimStatusWriter(told, names.driver, self._later.quiet)
         self._enforcing = Enforcing(hardware.perform)
-        self._ends = ClaimEnds(hardware, options.container_logs, clock)
+        self._ends = ClaimEnds(hardware, options.container_logs, clock, options.intervals.ends_s)
         work = ClaimWork(
             holds,
             now,
@@ -227,12 +220,13 @@ class ClaimsOfNode:
         while True:
             seen = self._enforcing.in_force
             await self._upkeep.mend_limits()
-            await self._enforcing.until_news(seen, AGAIN_S if self._upkeep.limits_are_amiss else None)
+            again_s = self._options.intervals.amiss_s if self._upkeep.limits_are_amiss else None
+            await self._enforcing.until_news(seen, again_s)
 
     async def _keep_files(self) -> None:
         while True:
             await self._upkeep.mend_files()
-            await asyncio.sleep(GONE_S)
+            await asyncio.sleep(self._options.intervals.gone_s)
             await self._upkeep.forget_gone()
 
     async def _clear_up(self) -> None:

@@ -42,10 +42,6 @@ AGAIN_S = 0.2
 """How much later it is looked again, in seconds: what a runtime has just killed may take a moment to end, and
 the kubelet asks again only after ten seconds."""
 
-PATIENCE_S = 600.0
-"""How long a claim is not taken back because of a process that does not end, in seconds. Then the kubelet has
-its answer, and the shares stay held until the process has ended, as those of the device plugin do."""
-
 _MOST_NAMED = 3
 
 
@@ -57,10 +53,13 @@ class StillThere(Frozen):
 
 
 class ClaimEnds:
-    """directory: of the containers' logs."""
+    """directory: of the containers' logs. patience_s: how long a claim is kept because of a process."""
 
-    def __init__(self, hardware: Hardware, directory: Path, clock: Callable[[], float]) -> None:
-        self._hardware, self._directory, self._clock = hardware, directory, clock
+    def __init__(
+        self, hardware: Hardware, directory: Path, clock: Callable[[], float], patience_s: float
+    ) -> None:
+        self._hardware, self._directory = hardware, directory
+        self._clock, self._patience_s = clock, patience_s
         self._named: dict[ClaimRef, frozenset[Holder]] = {}
         self._since_s: dict[str, float] = {}
 
@@ -119,7 +118,7 @@ class ClaimEnds:
     def is_over(self, record: ClaimRecord) -> bool:
         """It has been waited for long enough."""
         since_s = self._since_s.get(record.claim.uid)
-        return since_s is not None and self._clock() - since_s >= PATIENCE_S
+        return since_s is not None and self._clock() - since_s >= self._patience_s
 
     def ending(self, record: ClaimRecord, pods: frozenset[PodUid], since_s: float) -> tuple[EndingHold, ...]:
         """What is still held of a claim that was taken back while these pods run. Without a pod that is known

@@ -1,8 +1,8 @@
 """Work in a task, or a program, of its own.
 
-What cancels a task of its own does not cancel who waits for it. A task that was cancelled once stays so until
-somebody calls ``uncancel()``. In Python 3.11.0 to 3.11.2 (Debian 12) each ``asyncio.timeout`` of such a task
-ends with CancelledError instead of TimeoutError, and a TaskGroup takes CancelledError for a good end
+What cancels a task of its own does not cancel what waits for it. A task that was cancelled once stays so
+until somebody calls ``uncancel()``. In Python 3.11.0 to 3.11.2 (Debian 12) each ``asyncio.timeout`` of such a
+task ends with CancelledError instead of TimeoutError, and a TaskGroup takes CancelledError for a good end
 (gh-102780). grpclib ends a call, at its deadline or with its connection, by cancelling the task that waits
 for it, and never takes that back: so no such call runs in a task that goes on, and none has grpclib's own
 deadline.
