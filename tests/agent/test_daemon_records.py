@@ -16,11 +16,12 @@ from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.step import Created, Step
 from partage.plan.offer.desired import resolve
-from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.mps.node import MpsNode
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.units import GIB
 from tests.agent.harness import native
+from tests.sim.mps.programs import install_programs
 
 MIG = "{{select: {{index: [0]}}, mig: {{layout: [3g.40gb, 3g.40gb]{}}}}}"
 PLAIN, SHARED = native(MIG.format("")), native(MIG.format(", mps: {replicas: 2}"))

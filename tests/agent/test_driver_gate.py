@@ -17,7 +17,7 @@ from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonSpec
 from partage.model.step import StartDaemon
 from partage.plan.gpu_operator import not_validated, paused_by
-from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.mps.node import MpsNode
 from partage.sim.node.faults import Occupy, Vacate
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
@@ -28,6 +28,7 @@ from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: 
 from tests.edges.hardware.stub import StubNode
 from tests.edges.kube.scripted import api_server
 from tests.kubelet_script import ScriptedKubelet, scripted_kubelet, until
+from tests.sim.mps.programs import install_programs
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 DEPLOY = "nvidia.com/gpu.deploy.device-plugin"

@@ -15,12 +15,13 @@ import pytest
 
 from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.mps.node import MpsNode
 from partage.units import GIB
 from tests.agent.harness import REAL, AgentProcess, Place, healthy, native, registered, running, spawn
 from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: PLC0414 - a fixture
 from tests.edges.hardware.stub import StubNode
 from tests.kubelet_script import ScriptedKubelet
+from tests.sim.mps.programs import install_programs
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"

@@ -12,9 +12,10 @@ import pytest
 from partage.codec.values import decode
 from partage.lab.place import TenantMode
 from partage.lab.tenant import TenantProcess, start_tenant
-from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install_programs
+from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode
 from partage.units import GIB
 from tests.edges.mps.subjects import GPUS
+from tests.sim.mps.programs import install_programs
 from tools.on_gpu import mps_steps
 from tools.on_gpu.notes import Notes, StepAnswer, StepPlace
 

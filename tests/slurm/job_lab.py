@@ -10,13 +10,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.mps.node import MpsNode
 from partage.slurm.cluster import make_config
 from partage.slurm.decide.type_names import TypeNames
 from partage.slurm.host.devices_file import devices_text
 from partage.slurm.host.job_records import read_records
 from partage.slurm.model import SlurmVersion
 from partage.slurm.text.conf_writer import config_files
+from tests.sim.mps.programs import install_programs
 from tests.slurm.decide import configs
 from tests.slurm.lab import Build, Lab
 

@@ -21,9 +21,10 @@ from partage.errors import GpuInUse, Unsupported
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
 from partage.model.step import StartDaemon, StopDaemon
 from partage.plan.offer.desired import resolve
-from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.mps.node import MpsNode
 from partage.units import GIB
 from tests.edges.hardware.stub import StubNode
+from tests.sim.mps.programs import install_programs
 
 GPU = StubNode.uuid(0)
 STOP = StopDaemon(GPU, GPU)

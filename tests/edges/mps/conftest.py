@@ -13,11 +13,12 @@ from partage.edges.mps.paths import DriverFiles
 from partage.errors import Unsupported
 from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Driver as RealDriver
-from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install_programs
+from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode
 from partage.units import GIB
 from tests.edges.mps.stand_in import install_real
 from tests.edges.mps.subjects import GPUS, Subject, ending, has_driver
 from tests.nvidia.packages import BRANCHES, unpacked
+from tests.sim.mps.programs import install_programs
 
 NAMED_SINCE = 615
 """Driver branch from which a control program speaks version 3 of its language."""

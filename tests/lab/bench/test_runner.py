@@ -17,8 +17,9 @@ from partage.lab.place import TenantMode, TenantPlace
 from partage.lab.tenant import TenantLaunch
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.mps import DaemonSpec
-from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.mps.node import MpsNode
 from partage.units import GIB, MIB
+from tests.sim.mps.programs import install_programs
 
 GPU = GpuUuid("GPU-11111111-2222-3333-4444-000000000000")
 QUICK = BenchSettings(

@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from partage.answers import common_node
 from partage.cli.main import run
 from partage.model.gpu import ComputeMode
-from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.mps.node import MpsNode
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import Machine
 from partage.units import GIB, MIB
+from tests.sim.mps.programs import install_programs
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 LIMIT = 10 * GIB

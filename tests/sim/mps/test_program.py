@@ -16,6 +16,7 @@ from partage.sim.mps.client import CudaError, MpsConnection, NoDaemon
 from partage.sim.mps.node import MpsNode, install_programs
 from partage.units import GIB
 from tests.kubelet_script import wait_for
+from tests.sim.mps import programs
 
 GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
 ROOT = os.geteuid() == 0
@@ -28,18 +29,28 @@ class Program:
         self.pipe.mkdir(parents=True)
         self.log.mkdir()
         self.path = install_programs(directory / "bin", MpsNode({GPU: 16 * GIB}))
+        self.of_tests = programs.install_programs(directory / "tests/usr/bin", MpsNode({GPU: 16 * GIB}))
         self.env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
     def run(self, *options: str, says: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        return self._run(self.path, options, says, self.env | env)
+
+    def run_of_tests(self, *options: str, says: str = "") -> subprocess.CompletedProcess[str]:
+        return self._run(self.of_tests, options, says, self.env)
+
+    def _run(
+        self, path: Path, options: tuple[str, ...], says: str, env: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [self.path, *options],
-            input=says,
-            env=self.env | env,
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
+            [path, *options], input=says, env=env, capture_output=True, text=True, timeout=20, check=False
         )
+
+    def both_say(self, *options: str, says: str = "") -> tuple[int, str, str]:
+        """Exit code, output and errors: of the program, and of that of tests, which must not differ."""
+        first, second = self.run(*options, says=says), self.run_of_tests(*options, says=says)
+        told = (first.returncode, first.stdout, first.stderr)
+        assert (second.returncode, second.stdout, second.stderr) == told
+        return told
 
 
 @pytest.fixture
@@ -166,6 +177,22 @@ def test_nonsense_on_the_socket_ends_the_connection_and_not_the_daemon(program: 
     MpsConnection(program.pipe, {}).close()
 
 
+def test_the_program_of_tests_says_the_same(program: Program):
+    assert program.both_say(says="ps\n") == (1, "", "Cannot find MPS control daemon process\n")
+    assert program.both_say("-d", "-x")[0] == program.both_say("--help")[0] == 1
+    assert program.run_of_tests("-d").returncode == 0
+    assert program.both_say("-d") == (1, "", "An instance of this daemon is already running\n")
+    told = program.both_say(says="  get_default_active_thread_percentage\n\nget_server_list\nnonsense\nps")
+    assert told == (0, '100.0\nUnknown command ""\nUnknown command "nonsense"\nServer not found\n', "")
+    assert program.both_say() == (0, "", "")
+    with subprocess.Popen([program.path], stdin=subprocess.PIPE, env=program.env, text=True) as first:
+        opened = program.log / "control.log"
+        wait_for(lambda: opened.read_text().rstrip().endswith("NEW UI"), what="its connection")
+        assert program.both_say(says="ps\n") == (0, "", ""), "sent away without a word"
+        first.kill()
+    wait_for(lambda: program.run(says="ps\n").stdout, what="its end")
+
+
 # --- version 3 of its language -------------------------------------------------------------------------
 
 
@@ -192,6 +219,17 @@ def test_a_command_is_its_arguments_and_a_server_has_a_directory_of_its_own(name
 def test_a_complaint_is_an_exit_code_and_words_on_standard_error(named: Program):
     refused = named.run("server", "delete", "nobody")
     assert (refused.returncode, refused.stdout, "nobody" in refused.stderr) == (1, "", True)
+
+
+def test_the_program_of_tests_says_the_same_in_version_3(named: Program):
+    assert named.both_say("server", "list", "--format=csv,noheader") == (0, "", "")
+    code, said, error = named.both_say("server", "delete", "nobody")
+    assert (code, said, "nobody" in error) == (1, "", True)
+    assert named.run_of_tests("server", "create", "training").returncode == 0
+    wait_for(lambda: "Ready" in named.run("server", "list").stdout, what="its process")
+    assert named.both_say("server", "list", "training", "--format=csv,noheader")[1].startswith("training,")
+    assert named.run_of_tests("-q").returncode == 0
+    assert list(named.pipe.iterdir()) == []
 
 
 def test_the_running_daemon_decides_which_language_counts(named: Program):

@@ -21,7 +21,7 @@ from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.keeper import MpsKeeper
 from partage.edges.mps.paths import DaemonPaths
 from partage.model.mps import DaemonSpec
-from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.mps.node import MpsNode
 from partage.slurm.agent.job_begin import begin_job, requeue_job
 from partage.slurm.agent.job_end import end_job, end_lost_jobs
 from partage.slurm.agent.job_node import JobNode, NodeBroken
@@ -30,6 +30,7 @@ from partage.slurm.host.devices_file import devices_text
 from partage.slurm.host.job_records import JobRecords, Records, read_records
 from partage.slurm.host.programs import SlurmPrograms
 from partage.slurm.model import JobId
+from tests.sim.mps.programs import install_programs
 from tests.slurm.decide.jobs import NODE, SIZE, gpu
 
 
@@ -234,7 +235,7 @@ def test_what_breaks_a_node_is_said(node):
     with pytest.raises(NodeBroken, match="slurmd gives a job GPU 9"):
         begin_job(node, request(1, 9))
     holds(node, "gpu:h100:1(IDX:1)")
-    (node.driver_root / "usr/bin/nvidia-cuda-mps-control").unlink()
+    shutil.rmtree(node.driver_root / "usr/bin")
     with pytest.raises(
         NodeBroken, match="the MPS daemon does not start: there is no nvidia-cuda-mps-control"
     ):
@@ -253,7 +254,7 @@ def test_an_epilog_never_fails(node):
     (said,) = end_job(node, JobId(1))
     assert "can be written by other users" in said
     (node.run_dir / "jobs").chmod(0o755)
-    (node.driver_root / "usr/bin/nvidia-cuda-mps-control").unlink()
+    shutil.rmtree(node.driver_root / "usr/bin")
     assert end_job(node, JobId(1)) == ()  # without the control program it is killed
     assert running(node) == []
 
