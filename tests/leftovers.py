@@ -49,9 +49,9 @@ def of_this_run(left: list[str], *, alone: bool) -> list[str]:
     return [line for line in left if alone or line.startswith("process ")]
 
 
-def leftovers() -> set[str]:
+def leftovers(proc: Path = PROC) -> set[str]:
     """A line for each thing that is there now."""
-    return {*_processes(), *_mounts(), *_cgroups()}
+    return {*_processes(proc), *_mounts(proc), *_cgroups(proc)}
 
 
 def new_leftovers(before: set[str], within_s: float = ENDS_WITHIN_S) -> list[str]:
@@ -64,9 +64,9 @@ def new_leftovers(before: set[str], within_s: float = ENDS_WITHIN_S) -> list[str
     return sorted(left)
 
 
-def _processes() -> Iterator[str]:
+def _processes(proc: Path) -> Iterator[str]:
     mark = f"{MARK}={os.environ.get(MARK, '')}".encode()
-    for directory in PROC.glob("[0-9]*"):
+    for directory in proc.glob("[0-9]*"):
         try:
             marked = mark in (directory / "environ").read_bytes().split(b"\0")
             command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -76,17 +76,17 @@ def _processes() -> Iterator[str]:
             yield f"process {directory.name}: {command.strip()[:200]}"
 
 
-def _mounts() -> Iterator[str]:
+def _mounts(proc: Path) -> Iterator[str]:
     """Those in temporary directories of tests."""
     ours = tuple(f"{tempfile.gettempdir()}/{name}" for name in ("ptg", "partage-mps-", "pytest-of-"))
-    for line in (PROC / "self/mountinfo").read_text(encoding="utf-8").splitlines():
+    for line in (proc / "self/mountinfo").read_text(encoding="utf-8").splitlines():
         if (where := line.split()[4]).startswith(ours):
             yield f"mount {where}"
 
 
-def _cgroups() -> Iterator[str]:
+def _cgroups(proc: Path) -> Iterator[str]:
     """Those of MPS daemons, and of attacks on memory limits."""
-    for line in (PROC / "self/mountinfo").read_text(encoding="utf-8").splitlines():
+    for line in (proc / "self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
             for directory in Path(before.split()[4]).glob("partage-*/*/"):

@@ -21,7 +21,7 @@ def test_a_process_that_a_test_started_is_found_until_it_ends(monkeypatch: pytes
     assert not [line for line in leftovers.leftovers() - before if f"process {process.pid}:" in line]
 
 
-def test_a_mount_and_a_cgroup_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_and_a_cgroup_are_found(tmp_path: Path) -> None:
     proc, unified, run = tmp_path / "proc", tmp_path / "unified", f"{tempfile.gettempdir()}/ptg1/run"
     (proc / "self").mkdir(parents=True)
     (unified / "partage-mps/GPU-1@0").mkdir(parents=True)
@@ -30,8 +30,7 @@ def test_a_mount_and_a_cgroup_are_found(tmp_path: Path, monkeypatch: pytest.Monk
         "3 0 0:3 / /home rw - ext4 /dev/vda rw\n",
         encoding="utf-8",
     )
-    monkeypatch.setattr(leftovers, "PROC", proc)
-    found = leftovers.leftovers()
+    found = leftovers.leftovers(proc)
     assert {f"cgroup {unified}/partage-mps/GPU-1@0", f"mount {run}"} <= found
     assert "mount /home" not in found
 

@@ -1,6 +1,7 @@
 """What others can cause as often as they like does not fill the log."""
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -17,24 +18,24 @@ from partage.model.ids import ResourceName
 
 
 @pytest.fixture
-def lines(monkeypatch):
+def lines():
     """What the agent's log says from now on: its lines."""
     names = ("partage", "asyncio", "grpclib", "grpclib.server")
     loggers = [logging.getLogger(name) for name in names]
     before = [(one.handlers, one.filters, one.level, one.propagate) for one in loggers]
     stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    log.configure()
+    with contextlib.redirect_stderr(stream):
+        log.configure()
     yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
     for one, (handlers, filters, level, propagate) in zip(loggers, before, strict=True):
         one.handlers, one.filters, one.propagate = handlers, filters, propagate
         one.setLevel(level)
 
 
-def test_who_asks_for_text_gets_it_where_no_terminal_is(lines, monkeypatch):
+def test_who_asks_for_text_gets_it_where_no_terminal_is(lines):
     stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    log.configure(log.LogOptions("debug", log.LogFormat.TEXT))
+    with contextlib.redirect_stderr(stream):
+        log.configure(log.LogOptions("debug", log.LogFormat.TEXT))
     logging.getLogger("partage.agent").debug("looked", extra={"gpu": 3})
     assert stream.getvalue().split(maxsplit=1)[1] == "debug   looked  gpu=3\n"
 

@@ -1,7 +1,9 @@
 """The command as a whole: verbs, help, errors, exit codes."""
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -117,19 +119,11 @@ def test_every_verb_that_reads_the_real_node_finds_the_driver_where_it_is_said(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text("version: partage/v1")
     (tmp_path / "pod.yaml").write_text("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {}}")
-    said = {}
-
-    class Seen(Exception):
-        pass
-
-    def opened(root, **_named):
-        said["root"] = root
-        raise Seen
-
-    monkeypatch.setattr("partage.edges.hardware.nvml.NvmlHardware", opened)
-    with pytest.raises(Seen):
-        _partage(*verb, "--driver-root", "/run/nvidia/driver")
-    assert str(said["root"]) == "/run/nvidia/driver"
+    library = tmp_path / "driver/usr/lib64/libnvidia-ml.so.1"
+    library.parent.mkdir(parents=True)
+    library.write_text("broken")
+    assert _partage(*verb, "--driver-root", tmp_path / "driver") == 4
+    assert f"{library} cannot be loaded" in capsys.readouterr().err
 
 
 def test_a_simulated_node_has_no_driver_root(capsys):
@@ -138,11 +132,17 @@ def test_a_simulated_node_has_no_driver_root(capsys):
 
 
 def test_ctrl_c_ends_with_130(monkeypatch):
-    def interrupted(*_arguments, **_named):
-        raise KeyboardInterrupt
+    class Interrupted(io.RawIOBase):
+        """Standard input of a person who presses Ctrl-C while it is read."""
 
-    monkeypatch.setattr("partage.answers.common_node.plan_input", interrupted)
-    assert _partage("plan") == 130
+        def readable(self):
+            return True
+
+        def readinto(self, _):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Interrupted())))
+    assert _partage("check", "-") == 130
 
 
 @pytest.mark.parametrize("output", ["json", "yaml", "table"])

@@ -10,7 +10,6 @@ import os
 import resource
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -522,10 +521,9 @@ def _posted(port: int, body: bytes) -> bytes:
         connection.close()
 
 
-def test_a_body_that_does_not_come_in_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partage.serve_http.http._BODY_WITHIN_S", 0.2)
+def test_a_body_that_does_not_come_in_time_is_not_waited_for() -> None:
     listening = listen("127.0.0.1:0")
-    server = HttpServer(listening, {"/": lambda _: json_answer({})}, posts=["/"])
+    server = HttpServer(listening, {"/": lambda _: json_answer({})}, posts=["/"], body_within_s=0.2)
     try:
         with socket.create_connection(listening.getsockname()[:2], timeout=10) as client:
             client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
@@ -623,13 +621,13 @@ def test_a_page_that_fails_is_told_and_the_next_one_is_served(caplog: pytest.Log
 
 
 def test_an_agent_whose_reader_has_gone_says_its_url_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     pipe = os.fdopen(writer, "w", encoding="utf-8")
-    monkeypatch.setattr(sys, "stdout", pipe)
-    say_url("::1", 9400)
+    with contextlib.redirect_stdout(pipe):
+        say_url("::1", 9400)
     with contextlib.suppress(BrokenPipeError):
         pipe.close()
     assert [record.__dict__["url"] for record in caplog.records] == ["http://[::1]:9400"]

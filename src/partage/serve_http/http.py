@@ -66,7 +66,7 @@ MOST_STREAMS = 8
 """Live pages at a time: each keeps a connection."""
 RESERVED_DESCRIPTORS = 64
 """So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
-_BODY_WITHIN_S = 30.0
+BODY_WITHIN_S = 30.0
 """How long a whole body may take, in seconds."""
 _READ_BYTES = 1 << 16
 MOST_BODY = 8 << 20
@@ -110,10 +110,12 @@ class _BoundServer(socketserver.ThreadingTCPServer):
         pages: Mapping[str, Page],
         access: HttpAccess,
         posts: Collection[str],
+        *,
         most_clients: int,
+        body_within_s: float,
     ) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
-        self.posts = posts
+        self.posts, self.body_within_s = posts, body_within_s
         self.large_bodies = threading.BoundedSemaphore(MOST_LARGE_BODIES)
         self.socket.close()
         self.socket = listening
@@ -305,7 +307,7 @@ class _Handler(socketserver.BaseRequestHandler):
             go_on = h11.InformationalResponse(status_code=100, headers=[])
             self.request.sendall(self._http.send(go_on) or b"")
         body = bytearray()
-        until_s = time.monotonic() + _BODY_WITHIN_S
+        until_s = time.monotonic() + self.server.body_within_s
         while not isinstance(event := self._http.next_event(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
                 body += event.data
@@ -409,6 +411,7 @@ def _headers(content_type: str) -> list[tuple[str, str]]:
 class HttpServer:
     """Serves pages on a listening socket, on a daemon thread, until it is closed. posts: paths of those pages
     that take a POST, with a body of at most ``MOST_BODY``. most_clients: connections at a time.
+    body_within_s: how long a whole body may take.
     """
 
     def __init__(
@@ -419,10 +422,13 @@ class HttpServer:
         posts: Collection[str] = (),
         *,
         most_clients: int = MOST_CLIENTS,
+        body_within_s: float = BODY_WITHIN_S,
     ) -> None:
         self._listening = listening
         access = access or HttpAccess(HttpOptions())
-        self._server = _BoundServer(listening, pages, access, posts, most_clients)
+        self._server = _BoundServer(
+            listening, pages, access, posts, most_clients=most_clients, body_within_s=body_within_s
+        )
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._thread.start()
 

@@ -45,13 +45,14 @@ _NATIVE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.*")
 _CPU = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(m?)", re.ASCII)
 
 
-def read_pod_trace(path: Path) -> tuple[TracePod, ...]:
-    """The pods of a trace, in the order of the file. Raises InputError with all problems, up to ten."""
-    pods = _read_json(path) if path.suffix.lower() == ".json" else _read_csv(path)
+def read_pod_trace(path: Path, most: int = MOST_PODS) -> tuple[TracePod, ...]:
+    """The pods of a trace, in the order of the file. Raises InputError with all problems, up to ten, or
+    because there are more pods than ``most``."""
+    pods = _read_json(path) if path.suffix.lower() == ".json" else _read_csv(path, most)
     if not pods:
         raise wrong_input(path, "names no pods", "one line for each pod is needed")
-    if len(pods) > MOST_PODS:
-        message = f"names {len(pods):,} pods; at most {MOST_PODS:,} are played"
+    if len(pods) > most:
+        message = f"names {len(pods):,} pods; at most {most:,} are played"
         raise wrong_input(path, message, "take a part of it")
     return tuple(pods)
 
@@ -59,8 +60,8 @@ def read_pod_trace(path: Path) -> tuple[TracePod, ...]:
 # --- CSV ----------------------------------------------------------------------------------------
 
 
-def _read_csv(path: Path) -> list[TracePod]:
-    return read_table(path, NEEDED, _csv_pod, most=MOST_PODS)
+def _read_csv(path: Path, most: int) -> list[TracePod]:
+    return read_table(path, NEEDED, _csv_pod, most=most)
 
 
 def _csv_pod(row: Row) -> TracePod:

@@ -1,8 +1,8 @@
 """The picture of a node in a file: what stands where, and that both formats say the same."""
 
-import builtins
 import io
 import json
+import sys
 from itertools import combinations
 from xml.etree import ElementTree as ET
 
@@ -185,14 +185,7 @@ def test_a_file_that_cannot_be_is_refused(tmp_path, capsys, name, said):
 
 
 def test_without_pillow_a_png_is_impossible_and_an_svg_is_not(tmp_path, capsys, monkeypatch):
-    real = builtins.__import__
-
-    def without_pillow(name, *rest, **more):
-        if name.partition(".")[0] == "PIL":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without_pillow)
+    monkeypatch.setitem(sys.modules, "PIL", None)  # as if it were not installed
     assert run(["show", "--machine", "l4", "--picture", str(tmp_path / "a.png")]) == 3
     assert "pip install pillow" in capsys.readouterr().err
     assert not (tmp_path / "a.png").exists()

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from partage.edges.hardware import nvml as nvml_module
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import COLD_GPU_S, Events
 from partage.errors import HardwareTimeout
@@ -40,16 +39,12 @@ async def test_a_call_that_hangs_in_the_driver_is_given_up_and_so_are_those_behi
     assert time.monotonic() - began < 2.0
 
 
-async def test_cold_gpus_may_take_their_time_and_warm_ones_may_not(
-    node: StubNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvml_module, "_WATCH_S", 0.05)  # the watch needs all GPUs, too
+async def test_cold_gpus_may_take_their_time_and_warm_ones_may_not(node: StubNode) -> None:
     node.add_h100s(4).write(**{f"gpu.{index}.cold": 150 for index in range(4)})
     hardware = NvmlHardware(host=node.host, deadline_s=0.3)
-    await hardware.events(0.0)  # opens a session, and initialises no GPU
+    assert await hardware.cold_s() == 4 * COLD_GPU_S  # opens a session, and initialises no GPU
     observed, conditions = await asyncio.gather(hardware.observe(), hardware.conditions())
     assert (len(observed.gpus), len(conditions)) == (4, 4)
-    assert await hardware.cold_s() == 4 * COLD_GPU_S
     node.write(**{"hang.nvmlDeviceGetUUID": 3000})
     began = time.monotonic()
     with pytest.raises(HardwareTimeout, match=r"0\.3 s"):

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from partage.cli.hardware import helper_argv
-from partage.edges.hardware import frames, helper_server, supervisor
-from partage.edges.hardware import helper_connection as connection_module
-from partage.edges.hardware.frames import PROTOCOL, Peer
+from partage.codec.values import from_error
+from partage.edges.hardware import frames
+from partage.edges.hardware.frames import PROTOCOL
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.port import Events
-from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
+from partage.edges.hardware.supervisor import HelperPauses, HelperSupervisor
+from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound, Unsupported
 from partage.model.gpu import Driver
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import Xid
@@ -240,18 +241,17 @@ async def test_a_cancelled_call_leaves_the_helper_alone(remote: RemoteHardware) 
     assert (pid_of(remote), remote.state.restarts) == (first, 0)
 
 
-async def test_an_older_helper_does_not_look_for_processes_and_is_kept(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = {verb: call for verb, call in helper_server.VERBS.items() if verb not in ("left", "tenants")}
-    monkeypatch.setattr(helper_server, "VERBS", known)
-    async with serving(SimulatedHardware(parse_machine("l4")), short_dir / "s"):
-        hardware = RemoteHardware(short_dir / "s")
-        assert "older than the agent" in (await hardware.left_of([PodUid("u")])).unseen
-        assert "older than the agent" in (await hardware.tenants()).unseen
-        assert hardware.state.up
-        assert not hardware.state.restarts
-        await hardware.close()
+async def test_an_older_helper_does_not_look_for_processes_and_is_kept(short_dir: Path) -> None:
+    unknown = from_error(Unsupported("the helper has no such verb"))
+    answers = [frames.pack_message(frames.HelperAnswer(number, error=unknown)) for number in (2, 3)]
+    server = await answering(short_dir / "s", HELLO, *answers)
+    hardware = RemoteHardware(short_dir / "s")
+    assert "older than the agent" in (await hardware.left_of([PodUid("u")])).unseen
+    assert "older than the agent" in (await hardware.tenants()).unseen
+    assert hardware.state.up
+    assert not hardware.state.restarts
+    await hardware.close()
+    server.close()
 
 
 async def test_the_helper_has_a_session_of_its_own_and_ends_with_close(short_dir: Path) -> None:
@@ -357,18 +357,19 @@ async def test_a_helper_that_cannot_begin_is_tried_again_and_again_with_growing_
 def test_a_pause_is_long_only_where_helpers_hang_or_cannot_begin(
     in_a_row: int, ended_itself: bool, elsewhere: bool, pause: float
 ) -> None:
-    said = supervisor.pause_s(in_a_row, ended_itself=ended_itself, elsewhere=elsewhere)
+    said = HelperPauses().next_s(in_a_row, ended_itself=ended_itself, elsewhere=elsewhere)
     assert said == pytest.approx(pause)
 
 
-async def test_after_one_that_served_the_next_helper_is_there_soon(
-    remote: RemoteHardware, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_after_one_that_served_the_next_helper_is_there_soon(short_dir: Path) -> None:
     """However many have died: a claim that waits gets its answer."""
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 2 * LIMIT_S)
-    monkeypatch.setattr(supervisor, "LONGEST_AFTER_SERVICE_S", 0.01)
-    os.kill(pid_of(remote), signal.SIGKILL)
-    await until(lambda: remote.state.restarts == 1 and remote.state.up)
+    path, pauses = short_dir / "h.sock", HelperPauses(first_s=2 * LIMIT_S, after_service_s=0.01)
+    keeper = HelperSupervisor(path, helper_argv(path, machine="l4"), lambda: None, pauses=pauses)
+    await keeper.connection()
+    assert keeper.state.pid is not None
+    os.kill(keeper.state.pid, signal.SIGKILL)
+    await until(lambda: keeper.state.restarts == 1 and keeper.state.up)
+    await keeper.close()
 
 
 async def test_a_helper_that_does_not_exist_is_a_state_and_no_crash(short_dir: Path) -> None:
@@ -398,23 +399,21 @@ async def test_a_helper_that_is_started_elsewhere_is_found_when_it_comes(short_d
 
 
 async def test_a_helper_that_is_started_elsewhere_is_found_soon_however_often_it_died(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+    short_dir: Path,
 ) -> None:
     """Its pauses would be minutes after 15 deaths; and a try that finds nobody is no restart."""
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 1000.0)
-    monkeypatch.setattr(supervisor, "LONGEST_ELSEWHERE_S", 0.02)
     path, deaths = short_dir / "h.sock", 15
-    hardware = RemoteHardware(path)
+    pauses = HelperPauses(first_s=0.01, longest_s=1000.0, elsewhere_s=0.02)
+    keeper = HelperSupervisor(path, None, lambda: None, pauses=pauses)
     with pytest.raises(DriverUnavailable, match="no helper listens"):
-        await hardware.observe()
+        await keeper.connection()
     for _ in range(deaths):
         async with serving(SimulatedHardware(parse_machine("l4")), path):
-            await until(lambda: hardware.state.up)
-        await until(lambda: not hardware.state.up)
-    await until(lambda: "no helper listens" in hardware.state.trouble)
-    assert hardware.state.restarts == deaths
-    await hardware.close()
+            await until(lambda: keeper.state.up)
+        await until(lambda: not keeper.state.up)
+    await until(lambda: "no helper listens" in keeper.state.trouble)
+    assert keeper.state.restarts == deaths
+    await keeper.close()
 
 
 async def test_events_reach_a_waiter_across_the_socket_and_survive_between_two_waiters(
@@ -494,13 +493,14 @@ async def test_an_answer_without_a_waiting_caller_is_ignored(short_dir: Path) ->
     server.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a socket away")
-async def test_a_socket_served_by_a_stranger_is_not_trusted(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The kernel tells who listens; only its answer is replaced here, since no stranger can be had everywhere.
-    server = await answering(short_dir / "s", HELLO)
-    monkeypatch.setattr(connection_module, "peer_of", lambda writer: Peer(1, 65534))
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+async def test_a_socket_served_by_a_stranger_is_not_trusted(short_dir: Path) -> None:
+    short_dir.chmod(0o777)
+    os.seteuid(65534)  # the kernel tells who it was that began to listen
+    try:
+        server = await answering(short_dir / "s", HELLO)
+    finally:
+        os.seteuid(0)
     hardware = RemoteHardware(short_dir / "s")
     with pytest.raises(DriverUnavailable, match="65534"):
         await hardware.observe()

@@ -1,5 +1,7 @@
 """The plot."""
 
+import sys
+
 import pytest
 
 from partage.answers.render.drawing import check_plot
@@ -68,7 +70,7 @@ def test_another_format_is_refused_before_anything_is_measured():
 
 
 def test_without_matplotlib_a_plot_is_refused_with_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     with pytest.raises(Unsatisfiable, match="pip install matplotlib"):
         check_plot("run.png")
 

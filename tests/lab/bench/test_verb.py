@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from partage.answers import common_node
 from partage.cli.main import run
 from partage.lab.bench.report import BENCH
+from tests.edges.hardware.conftest import compiled_stub
+from tests.edges.hardware.stub import StubNode
 from tests.lab.bench import runs
 
 TRY = ("--engine", "python", "--seconds", "0.02", "--repeats", "2", "--processes", "1,2")
@@ -73,15 +74,14 @@ def stand_in(tmp_path):
     return str(python)
 
 
-def test_on_a_machine_with_a_gpu_the_answer_names_it(capsys, monkeypatch, stand_in):
-    inventory, uses = common_node.observe_with_uses("2xh100-sxm5-80gb")
-    monkeypatch.setattr("partage.answers.common_node.observe_with_uses", lambda _machine: (inventory, uses))
+def test_on_a_machine_with_a_gpu_the_answer_names_it(capsys, short_dir, tmp_path, stand_in):
+    node = StubNode(short_dir / "root", compiled_stub(tmp_path)).add_h100s(2)
     fewer = ("--processes", "2", "--repeats", "1", "--seconds", "0.02", "--memory", "3Mi")
-    here = ("--gpu", "1", "--python", stand_in, "--run-dir", "/nonexistent")
+    here = ("--gpu", "1", "--python", stand_in, "--run-dir", "/nonexistent", "--driver-root", str(node.root))
     code = run(["bench", *fewer, "--small", "50", "--saturating", "500", *here, "-o", "json"])
     assert code == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["machine"]["uuid"] == inventory.gpus[1].uuid
+    assert document["machine"]["uuid"] == node.uuid(1)
     assert {one["mode"] for one in document["cells"]} == {"one-after-the-other", "time-slicing"}
     assert all("failure" not in turn for one in document["cells"] for repeat in one["repeats"]
                for turn in repeat["turns"])  # fmt: skip
@@ -104,20 +104,16 @@ def test_a_recorded_run_is_a_document_again(capsys, recorded, output):
     assert "kind: Bench" in capsys.readouterr().out.replace('"', "")
 
 
-def test_without_a_gpu_one_sentence_says_so_and_what_to_do(capsys, monkeypatch):
-    monkeypatch.setattr("partage.answers.common_node.observe_with_uses", _no_driver)
-    assert run(["bench"]) == 4
+def test_without_a_gpu_one_sentence_says_so_and_what_to_do(capsys, tmp_path):
+    library = tmp_path / "usr/lib64/libnvidia-ml.so.1"
+    library.parent.mkdir(parents=True)
+    library.write_text("broken")  # also where there is one
+    assert run(["bench", "--driver-root", str(tmp_path)]) == 4
     said = capsys.readouterr()
     assert said.err.count("\n") == 1
     assert "there is no GPU to measure here" in said.err
     assert "partage bench --read FILE" in said.err
     assert said.out == ""
-
-
-def _no_driver(_machine):
-    from partage.model.gpu import Inventory, NoDriver
-
-    return Inventory(NoDriver("library-missing", "libnvidia-ml.so.1 is not there")), ()
 
 
 def test_without_pytorch_the_pythons_that_were_asked_are_named(capsys, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from partage.errors import Absent, Rejected, Unreachable, Unsatisfiable
 from partage.slurm.host.control import SlurmControl
+from partage.slurm.host.programs import SlurmCommands
 from partage.slurm.model import SlurmVersion
 
 
@@ -61,9 +62,8 @@ def test_the_version_where_there_is_no_slurm_conf_yet(tmp_path):
         _control(tmp_path, scontrol=dumb, slurmd="exit 1").version()
 
 
-def test_no_scontrol(tmp_path, monkeypatch):
-    monkeypatch.setattr("partage.slurm.host.control.PATH", str(tmp_path))
-    control = _control(tmp_path)
-    assert not control.installed
-    with pytest.raises(Unsatisfiable, match="not installed"):
-        control.version()
+def test_no_scontrol(tmp_path):
+    commands = SlurmCommands(str(tmp_path), {}, 5.0)
+    assert commands.found("scontrol") is None
+    with pytest.raises(Unsatisfiable, match="scontrol is not installed here"):
+        commands.run("scontrol", "--version")

@@ -25,20 +25,25 @@ T = TypeVar("T")
 def read_text(path: Path) -> str:
     """The text of a file. Raises InputError."""
     try:
-        return _read(path).decode("utf-8-sig")
+        return _read(path, LARGEST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _not_text(path) from error
 
 
 def read_table(
-    path: Path, needed: Sequence[str], take: Callable[[Row], T], *, most: int | None = None
+    path: Path,
+    needed: Sequence[str],
+    take: Callable[[Row], T],
+    *,
+    most: int | None = None,
+    largest_bytes: int = LARGEST_BYTES,
 ) -> list[T]:
     """What ``take`` makes of each line; it raises ValueError with what is wrong with it, or WrongCell.
 
     most: lines that are read; None: all. Raises InputError: with the columns that are missing, or all
-    problems of the lines, up to ten, or because there are more lines.
+    problems of the lines, up to ten, or because there are more lines or bytes.
     """
-    rows = csv.reader(io.TextIOWrapper(io.BytesIO(_read(path)), "utf-8-sig", newline=""))
+    rows = csv.reader(io.TextIOWrapper(io.BytesIO(_read(path, largest_bytes)), "utf-8-sig", newline=""))
     found: list[T] = []
     problems: list[Problem] = []
     try:
@@ -63,13 +68,13 @@ def read_table(
     return found
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, largest_bytes: int) -> bytes:
     try:
-        content = read_named(path, LARGEST_BYTES + 1)
+        content = read_named(path, largest_bytes + 1)
     except OSError as error:
         raise wrong_input(path, f"cannot be read: {error.strerror}") from error
-    if len(content) > LARGEST_BYTES:
-        message = f"is larger than {format_bytes(LARGEST_BYTES)}"
+    if len(content) > largest_bytes:
+        message = f"is larger than {format_bytes(largest_bytes)}"
         raise wrong_input(path, message, "take a part of it")
     return content
 

@@ -64,21 +64,37 @@ class HelperProcess:
         return self.exit_code is not None
 
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
-"""Pauses between the end of a helper and the next start: doubled each time, reset after GOOD_WHILE_S of
-service.
-"""
-
-LONGEST_AFTER_SERVICE_S, LONGEST_ELSEWHERE_S = 2.0, 1.0
-"""What a pause grows to after a helper that has served and then ended by itself: claims and steps wait for
-the next one. And where it is started elsewhere: then a try is one call of connect.
-"""
-
 GOOD_WHILE_S = 30.0
 _START_S = 10.0
 _CONNECT_EVERY_S = 0.01
 
 log = logging.getLogger(__name__)
+
+
+class HelperPauses(Frozen):
+    """Between the end of a helper and the next start, in seconds: doubled each time, reset after GOOD_WHILE_S
+    of service.
+
+    after_service_s: the longest after a helper that has served and then ended by itself: claims and steps
+    wait for the next one. elsewhere_s: the longest where it is started elsewhere: then a try is one call of
+    connect.
+    """
+
+    first_s: float = 0.2
+    longest_s: float = 30.0
+    after_service_s: float = 2.0
+    elsewhere_s: float = 1.0
+
+    def next_s(self, in_a_row: int, *, ended_itself: bool, elsewhere: bool) -> float:
+        """How long to wait before the next helper. in_a_row: how many ended early, one after the other.
+
+        ended_itself: the last one had served, and was not replaced because it hung: of those that hang,
+        processes may stay behind. elsewhere: somebody else starts them.
+        """
+        longest_s = self.after_service_s if ended_itself else self.longest_s
+        if elsewhere:
+            longest_s = self.elsewhere_s
+        return float(min(self.first_s * 2 ** min(in_a_row - 1, 16), longest_s))
 
 
 class HelperState(Frozen):
@@ -104,6 +120,7 @@ class HelperSupervisor:
         command: Sequence[str] | None,
         on_return: Callable[[], None],
         first: subprocess.Popen[bytes] | None = None,
+        pauses: HelperPauses | None = None,
     ) -> None:
         """command: command line of the helper; None: it is started elsewhere. first: one that was started
         already.
@@ -114,6 +131,7 @@ class HelperSupervisor:
         self._command = command
         self._first = first
         self._on_return = on_return
+        self._pauses = pauses or HelperPauses()
         self.state = HelperState()
         self.current: HelperConnection | None = None
         self.up, self.down = asyncio.Event(), asyncio.Event()
@@ -193,7 +211,8 @@ class HelperSupervisor:
                 self._away(DriverUnavailable(error.problems[0].message, error.problems[0].hint))
             in_a_row = 1 if clock() - began_s > GOOD_WHILE_S else in_a_row + 1
             ended_itself = served and not self._replace_helper.is_set()
-            await asyncio.sleep(pause_s(in_a_row, ended_itself=ended_itself, elsewhere=self._command is None))
+            elsewhere = self._command is None
+            await asyncio.sleep(self._pauses.next_s(in_a_row, ended_itself=ended_itself, elsewhere=elsewhere))
             if served or self._command is not None:
                 self._say(restarts=self.state.restarts + 1)
 
@@ -267,18 +286,6 @@ class HelperSupervisor:
 
     def _say(self, **changes: object) -> None:
         self.state = replace(self.state, **changes)
-
-
-def pause_s(in_a_row: int, *, ended_itself: bool, elsewhere: bool) -> float:
-    """How long to wait before the next helper. in_a_row: how many ended early, one after the other.
-
-    ended_itself: the last one had served, and was not replaced because it hung: of those that hang, processes
-    may stay behind. elsewhere: somebody else starts them.
-    """
-    longest_s = LONGEST_AFTER_SERVICE_S if ended_itself else LONGEST_PAUSE_S
-    if elsewhere:
-        longest_s = LONGEST_ELSEWHERE_S
-    return float(min(FIRST_PAUSE_S * 2 ** min(in_a_row - 1, 16), longest_s))
 
 
 def _check_alive(process: HelperProcess | None, path: Path) -> None:
