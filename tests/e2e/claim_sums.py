@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from partage.units import parse_quantity
+from tests.e2e.claims import DRIVER, devices
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.test_claims import DRIVER, devices
 
 _CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims?watch=1&allowWatchBookmarks=false"
 

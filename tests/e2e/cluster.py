@@ -431,7 +431,7 @@ class Cluster:
 
     def remove_tenants(self) -> None:
         """Every pod that a test has made, and the controllers that would make them anew."""
-        kinds = "deployments,daemonsets,jobs,poddisruptionbudgets"
+        kinds = "deployments,statefulsets,daemonsets,jobs,poddisruptionbudgets"
         self.kubectl("delete", kinds, "-l", "partage-e2e=tenant", "--cascade=background", "--wait")
         self.kubectl(
             "delete", "pods", "-l", "partage-e2e=tenant", "--grace-period=0", "--force", "--wait", check=False

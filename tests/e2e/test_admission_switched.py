@@ -16,19 +16,10 @@ import pytest
 from partage.admission.certificates import make_pair
 from partage.admission.verb import server_names
 from partage.units import parse_quantity
+from tests.e2e.claims import devices, make_device_files, remove_installed, skip_without_claims
 from tests.e2e.cluster import NAMESPACE, Cluster, Json
 from tests.e2e.tenants import deployment, job, pod
-from tests.e2e.test_admission_webhook import (
-    GIB,
-    NAME,
-    as_made,
-    check_gpu,
-    create,
-    names_of_templates,
-    remove_pods,
-    replicas,
-)
-from tests.e2e.test_claims import devices, make_device_files, skip_without_claims
+from tests.e2e.webhook import GIB, NAME, TRANSLATED, as_made, check_gpu, create, names_of_templates, replicas
 
 POLICY = """\
 version: partage/v1
@@ -41,7 +32,6 @@ gpus:
 MACHINE = "6xa100-40gb"
 SECRET = "their-certificate"
 CONFIGURATION = ("mutatingwebhookconfiguration", NAME)
-TRANSLATED = "partage.dev/translated"
 HAMI = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}
 
 
@@ -64,22 +54,14 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
         make_device_files(cluster)
         yield cluster
     finally:
-        remove_all(cluster)
-        cluster.uninstall()
-        cluster.kubectl("delete", "resourceclaimtemplates,resourceclaims", "--all", check=False)
+        remove_installed(cluster)
         cluster.kubectl("delete", "secret", SECRET, "-n", NAMESPACE, check=False)
 
 
 @pytest.fixture(autouse=True)
 def tenants_go(node: Cluster) -> Iterator[None]:
     yield
-    remove_all(node)
-
-
-def remove_all(cluster: Cluster) -> None:
-    tenants = ("-l", "partage-e2e=tenant", "--cascade=background")
-    cluster.kubectl("delete", "deployments,jobs", *tenants, check=False)
-    remove_pods(cluster)
+    node.remove_tenants()
 
 
 class Making:

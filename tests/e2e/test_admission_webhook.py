@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import threading
@@ -11,11 +10,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.e2e.claims import DRIVER, devices, make_device_files, remove_installed, skip_without_claims
 from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
 from tests.e2e.tenants import pod
-from tests.e2e.test_claims import DRIVER, devices, make_device_files, skip_without_claims
+from tests.e2e.webhook import GIB, NAME, as_made, check_gpu, create, created, names_of_templates, replicas
 
 POLICY = """\
 version: partage/v1
@@ -24,8 +23,6 @@ gpus:
   - {select: {index: [2]}, via: claims, time-slicing: {unit: 1Gi}}
   - {select: rest, exclusive: {}}
 """
-GIB = 1 << 30
-NAME = "partage-admission"
 THEIRS = "runai-scheduler-default"
 """The Deployment of a scheduler of another system."""
 
@@ -79,39 +76,8 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
         make_device_files(cluster)
         yield cluster
     finally:
-        remove_pods(cluster)
         cluster.kubectl("delete", "deployment", THEIRS, "-n", "kube-public", check=False)
-        cluster.uninstall()
-        cluster.kubectl("delete", "resourceclaimtemplates,resourceclaims", "--all", check=False)
-
-
-def remove_pods(cluster: Cluster) -> None:
-    cluster.kubectl(
-        "delete", "pods", "-l", "partage-e2e=tenant", "--grace-period=0", "--force", "--wait", check=False
-    )
-
-
-def create(cluster: Cluster, document: Json, *options: str) -> str:
-    """What kubectl says."""
-    return cluster.kubectl("create", *options, "-f", "-", stdin=yaml.safe_dump(document), check=False)
-
-
-def as_made(said: str) -> Json:
-    """The object that kubectl prints; warnings stand around it."""
-    found: Json = json.JSONDecoder().raw_decode(said[said.index("{") :])[0]
-    return found
-
-
-def created(cluster: Cluster, document: Json) -> str:
-    """What kubectl says of a pod that was let in."""
-    said = create(cluster, document)
-    assert re.search(r"\bcreated\b", said), said
-    return said
-
-
-def replicas(cluster: Cluster) -> list[Json]:
-    found = cluster.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=admission")["items"]
-    return [one for one in found if "deletionTimestamp" not in one["metadata"]]
+        remove_installed(cluster)
 
 
 def metrics(cluster: Cluster) -> list[str]:
@@ -133,20 +99,6 @@ def holder(cluster: Cluster) -> str:
     """The name of the pod that leads."""
     lease = cluster.get("lease", NAME, "-n", NAMESPACE)
     return str(lease["spec"].get("holderIdentity", "")).rpartition("_")[0]
-
-
-def check_gpu(cluster: Cluster, name: str, memory_bytes: int) -> None:
-    """The GPU that the claim names is that of the container, with so much memory."""
-    found = cluster.pod(name)
-    (status,) = found["status"]["resourceClaimStatuses"]
-    claim = cluster.get("resourceclaim", status["resourceClaimName"])
-    (result,) = claim["status"]["allocation"]["devices"]["results"]
-    published = devices(cluster)[result["device"]]["attributes"]["uuid"]["string"]
-    told = cluster.environment(name)
-    assert told["PARTAGE_GPUS"] == published
-    assert int(told["PARTAGE_MEMORY_BYTES"]) == memory_bytes
-    assert found["metadata"]["annotations"]["partage.dev/translated"]
-    assert found["spec"]["schedulerName"] == "default-scheduler"
 
 
 def test_pods_of_four_systems_run_while_a_replica_is_killed(node: Cluster) -> None:
@@ -180,7 +132,7 @@ def test_what_cannot_be_is_refused_when_it_is_made(node: Cluster) -> None:
 
 
 def test_other_pods_never_come_to_it_and_a_dry_run_writes_nothing(node: Cluster) -> None:
-    remove_pods(node)
+    node.remove_tenants()
     before = answered(node)
     for name, limits in {"plain": {}, "whole": {"nvidia.com/gpu": 1}}.items():
         assert "created" in create(node, pod(name, limits))
@@ -195,7 +147,7 @@ def test_other_pods_never_come_to_it_and_a_dry_run_writes_nothing(node: Cluster)
     templates = node.get("resourceclaimtemplates")["items"]
     asked = [str(one["spec"]) for one in templates]
     assert not any("7777Mi" in text for text in asked)
-    remove_pods(node)
+    node.remove_tenants()
 
 
 def asking(name: str, limits: dict[str, int], **more: Any) -> Json:
@@ -265,11 +217,6 @@ def test_uninstalled_no_pod_is_refused_and_pods_run_on(node: Cluster) -> None:
     node.until("templates are gone", lambda: not names_of_templates(node))
     assert _lives(pid)
     assert node.pod("hami")["status"]["phase"] == "Running"
-
-
-def names_of_templates(cluster: Cluster) -> set[str]:
-    found = cluster.get("resourceclaimtemplates", "-l", "partage.dev/made-for=pods")["items"]
-    return {one["metadata"]["name"] for one in found}
 
 
 def _lives(pid: int) -> bool:

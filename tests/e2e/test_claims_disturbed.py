@@ -18,8 +18,9 @@ from partage.doctor.gather import see
 from partage.doctor.gather_policy import GivenPolicy
 from partage.doctor.host.root import DoctorPlace, NodeRoot
 from partage.doctor.repair import carry_out
+from tests.e2e.claims import DRIVER, EVEN, WHOLE, claimed, claiming, devices, part, template
 from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
-from tests.e2e.test_claims import DRIVER, EVEN, POLICY, WHOLE, claimed, claiming, devices, part, template
+from tests.e2e.test_claims import POLICY
 from tests.e2e.test_claims import claims as claims  # noqa: PLC0414 - a fixture
 from tests.e2e.test_claims import node as node  # noqa: PLC0414 - a fixture
 from tests.e2e.test_forced_deletion import _delete_by_force, _stuck

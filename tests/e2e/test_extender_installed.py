@@ -8,9 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.claims import (
+    WHOLE,
+    claiming,
+    devices,
+    make_device_files,
+    remove_installed,
+    skip_without_claims,
+    template,
+)
 from tests.e2e.cluster import NAMESPACE, Cluster, Json
-from tests.e2e.test_admission_webhook import remove_pods
-from tests.e2e.test_claims import WHOLE, claiming, devices, make_device_files, skip_without_claims, template
 
 POLICY = "version: partage/v1\ngpus: [{select: all, via: claims, exclusive: {}}]\n"
 SELECT = ("-l", "app.kubernetes.io/component=scheduler")
@@ -31,9 +38,7 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
         make_device_files(cluster)
         yield cluster
     finally:
-        remove_pods(cluster)
-        cluster.uninstall()
-        cluster.kubectl("delete", "resourceclaimtemplates,resourceclaims", "--all", check=False)
+        remove_installed(cluster)
 
 
 def replicas(cluster: Cluster) -> list[str]:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import Cluster
-from tests.e2e.test_claims import (
+from tests.e2e.claims import (
     WHOLE,
     claiming,
     devices,
@@ -21,6 +20,7 @@ from tests.e2e.test_claims import (
     skip_without_claims,
     template,
 )
+from tests.e2e.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("tenants", "claims")
 

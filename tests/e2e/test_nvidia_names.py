@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, Cluster, Json
-from tests.e2e.tenants import pod
-from tests.e2e.test_claims import (
+from tests.e2e.claims import (
     claimed,
     claiming,
     devices,
@@ -19,6 +17,8 @@ from tests.e2e.test_claims import (
     skip_without_claims,
     template,
 )
+from tests.e2e.cluster import MACHINE, Cluster, Json
+from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants", "claims")
 

@@ -13,17 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.claim_sums import ClaimSums, watched_sums
+from tests.e2e.claims import DRIVER, devices, make_device_files, remove_installed, skip_without_claims
 from tests.e2e.cluster import NAMESPACE, Cluster, Json
 from tests.e2e.tenants import deployment, pod
-from tests.e2e.test_admission_webhook import (
-    check_gpu,
-    create,
-    names_of_templates,
-    replicas,
-)
-from tests.e2e.test_claims import DRIVER, devices, make_device_files, skip_without_claims
+from tests.e2e.webhook import GIB, TRANSLATED, check_gpu, create, names_of_templates, replicas
 
-GIB = 1 << 30
 UNITS = 39
 """GiB of a GPU that are offered."""
 POLICY = """\
@@ -33,7 +27,6 @@ gpus:
   - {select: rest, via: claims, time-slicing: {unit: 1Gi}}
 """
 HAMI_GPU, HAMI_MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
-TRANSLATED = "partage.dev/translated"
 SLOT = "example.com/slot"
 """A resource of the node of which there is one, so that two pods cannot both run."""
 PARTS = ("capacity", "allocatable")
@@ -61,9 +54,7 @@ def node(cluster: Cluster, machine: Path) -> Iterator[Cluster]:
         make_device_files(cluster)
         yield cluster
     finally:
-        remove_all(cluster)
-        cluster.uninstall()
-        cluster.kubectl("delete", "resourceclaimtemplates,resourceclaims", "--all", check=False)
+        remove_installed(cluster)
 
 
 @pytest.fixture(scope="module")
@@ -76,20 +67,13 @@ def watched(node: Cluster) -> Iterator[ClaimSums]:
 def sums(node: Cluster, watched: ClaimSums) -> Iterator[ClaimSums]:
     """Of the whole module; what a test has made is removed after it."""
     yield watched
-    remove_all(node)
+    node.remove_tenants()
     node.until("nothing is held", lambda: not holding(node))
     assert watched.wrong == []
 
 
 def write_machine(path: Path, boot_id: str) -> None:
     path.write_text(json.dumps({"bootId": boot_id, "gpus": [{"name": "NVIDIA A100-SXM4-40GB"}] * 4}))
-
-
-def remove_all(cluster: Cluster) -> None:
-    cluster.kubectl("delete", "deployments", "-l", "partage-e2e=tenant", "--cascade=background", check=False)
-    cluster.kubectl(
-        "delete", "pods", "-l", "partage-e2e=tenant", "--grace-period=0", "--force", "--wait", check=False
-    )
 
 
 def holding(cluster: Cluster) -> list[Json]:

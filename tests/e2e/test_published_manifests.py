@@ -20,14 +20,13 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from tests.e2e.claims import devices, make_device_files, remove_installed, skip_without_claims
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.published import REPOSITORIES, Published, commit_of, fitted, published
-from tests.e2e.test_admission_webhook import create, remove_pods
-from tests.e2e.test_claims import devices, make_device_files, skip_without_claims
+from tests.e2e.webhook import TRANSLATED, create
 
 FOLDER = os.environ.get("PARTAGE_E2E_PUBLISHED", "")
 pytestmark = pytest.mark.skipif(not FOLDER, reason="no copies of other systems' repositories")
-TRANSLATED = "partage.dev/translated"
 _UUIDS = ("GPU-03f69c50-207a-2038-9b45-23cac89cb67d", "GPU-03f69c50-207a-2038-9b45-23cac89cb67e")
 """That HAMi's examples name."""
 _KINDS = (
@@ -124,16 +123,14 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
     try:
         yield cluster
     finally:
-        remove_all(cluster)
-        cluster.uninstall()
-        cluster.kubectl("delete", "resourceclaimtemplates,resourceclaims", "--all", check=False)
+        remove_installed(cluster)
 
 
 def remove_all(cluster: Cluster) -> None:
-    tenants = ("-l", "partage-e2e=tenant")
-    cluster.kubectl("delete", "deployments,statefulsets,jobs", *tenants, "--cascade=background", check=False)
-    remove_pods(cluster)
-    cluster.until("nothing is left", lambda: not cluster.get("pods", *tenants)["items"], 120)
+    cluster.remove_tenants()
+    cluster.until(
+        "nothing is left", lambda: not cluster.get("pods", "-l", "partage-e2e=tenant")["items"], 120
+    )
     cluster.until("nothing is held", lambda: not cluster.get("resourceclaims")["items"], 120)
 
 
