@@ -73,9 +73,10 @@ def test_an_answer_that_names_one_more_container_adds_it():
 def test_an_answer_that_was_asked_for_before_the_allocation_says_nothing():
     ledger = Ledger()
     ledger.allocated(GPU, [A], 5)
-    ledger.observed([says("before", A)], 4)
-    ledger.observed([], 4)
-    assert only(ledger) == LedgerEntry(GPU, A, Certainty.TENTATIVE, (), 5)
+    for asked_s in (4, 5):  # of the same moment nobody knows which was first
+        ledger.observed([says("before", A)], asked_s)
+        ledger.observed([], asked_s)
+        assert only(ledger) == LedgerEntry(GPU, A, Certainty.TENTATIVE, (), 5)
 
 
 def test_an_observed_entry_ends_with_the_first_answer_that_does_not_name_it():
@@ -92,6 +93,13 @@ def test_an_answer_that_comes_very_late_does_not_end_an_observed_entry():
     ledger.allocated(GPU, [A], 5)
     ledger.observed([says("web", A)], 6)
     ledger.observed([], 4)
+    assert only_holder(ledger, A) == holder("web")
+
+
+def test_of_two_answers_of_one_moment_the_one_that_names_a_holder_counts():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 2)
+    ledger.observed([], 2)
     assert only_holder(ledger, A) == holder("web")
 
 
@@ -116,6 +124,7 @@ def test_a_pod_that_ended_before_it_was_named_is_over_once_the_checkpoint_that_h
     ledger.allocated(GPU, [A, B], 0)
     ledger.know_pods(pods(a="old", b="old"))
     ledger.observed([], ADMISSION_S)
+    assert all(entry.unlisted for entry in ledger.entries())
     assert not ledger.must_check, "it may be of before the Allocate"
     ledger.know_pods(pods(b="new"), is_newer=True)
     ledger.observed([], ADMISSION_S + 1)
@@ -135,6 +144,14 @@ def test_what_a_checkpoint_has_says_nothing_of_an_allocate_after_it():
     ledger.know_pods(pods(a="first"), is_newer=True)
     ledger.allocated(GPU, [A], 1)
     ledger.observed([], ADMISSION_S + 1)
+    assert not ledger.must_check
+
+
+def test_a_pod_that_is_being_admitted_is_not_missed_yet():
+    ledger = Ledger()
+    ledger.allocated(GPU, [A], 0)
+    ledger.know_pods(pods(a="new"), is_newer=True)
+    ledger.observed([], ADMISSION_S - 1)
     assert not ledger.must_check
 
 
@@ -182,6 +199,24 @@ def test_ids_of_the_checkpoint_are_held_from_the_start_of_the_agent():
     assert only_holder(ledger, B) == holder("db")
 
 
+def test_who_is_named_with_an_id_of_the_checkpoint_is_its_holder_and_its_pod_is_known():
+    ledger = Ledger()
+    ledger.restored(GPU, [A], 5)
+    ledger.know_pods(pods(a="u1"))
+    ledger.observed([says("web", A)], 7)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.OBSERVED, (holder("web"),), 5)
+    assert not ledger.lacks_pods
+
+
+def test_an_id_that_was_free_and_that_the_checkpoint_has_again_is_held_by_who_is_named_next():
+    ledger = Ledger()
+    ledger.observed([says("job-1", A)], 1)
+    ledger.offered_as_free(GPU, [A], 2)
+    ledger.restored(GPU, [A], 3)
+    ledger.observed([says("job-1", A), says("job-2", A)], 4)
+    assert only_holder(ledger, A) == holder("job-2")
+
+
 def test_a_free_id_is_no_longer_unconfirmed():
     ledger = Ledger()
     ledger.restored(GPU, [A], 1)
@@ -225,6 +260,33 @@ def test_a_suspected_hold_that_was_allocated_meanwhile_stays():
     ledger.allocated(GPU, [A], 3)
     ledger.checked({}, 2)
     assert only(ledger).certainty is Certainty.TENTATIVE
+
+
+def test_a_suspected_hold_that_was_allocated_and_named_meanwhile_stays():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.suspect(frozenset({(GPU, A)}))
+    ledger.allocated(GPU, [A], 3)
+    ledger.observed([says("web", A), says("db", A)], 4)
+    ledger.checked({}, 2)
+    assert only_holder(ledger, A) == holder("db")
+
+
+def test_a_checkpoint_that_lacks_a_suspected_id_ends_no_allocate_that_it_may_not_have_noted():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.suspect(frozenset({(GPU, A)}))
+    ledger.allocated(GPU, [A], 3)
+    ledger.checked({}, 4)
+    assert only(ledger).certainty is Certainty.TENTATIVE
+
+
+def test_the_checkpoint_after_the_first_answer_that_names_a_suspected_hold_can_end_it():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 2)
+    ledger.suspect(frozenset({(GPU, A)}))
+    ledger.checked({}, 2)
+    assert ledger.entries() == ()
 
 
 def test_two_containers_of_one_pod_may_have_the_same_id():
@@ -306,6 +368,16 @@ def test_when_the_new_holder_ends_before_the_older_one_is_forgotten_the_share_is
     assert ledger.entries() == ()
 
 
+def test_while_only_the_former_holder_is_named_to_a_new_kubelet_the_last_one_keeps_the_share():
+    ledger = Ledger()
+    ledger.observed([says("job-1", A)], 1)
+    ledger.allocated(GPU, [A], 2)
+    ledger.observed([says("job-1", A), says("job-2", A)], 3)
+    ledger.kubelet_started()
+    ledger.observed([says("job-1", A)], 4)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.UNCONFIRMED, (holder("job-2"),), 2)
+
+
 def test_a_pod_of_the_same_name_is_new_once_the_old_one_was_gone_for_one_answer():
     """A StatefulSet makes its pod again under the same name."""
     ledger = Ledger()
@@ -314,6 +386,16 @@ def test_a_pod_of_the_same_name_is_new_once_the_old_one_was_gone_for_one_answer(
     ledger.observed([], 3)
     ledger.observed([says("db-0", A)], 4)
     assert only_holder(ledger, A) == holder("db-0")
+
+
+def test_a_former_holder_that_was_not_named_beside_the_new_one_is_new_when_it_is_named_again():
+    ledger = Ledger()
+    ledger.observed([says("db-0", A)], 1)
+    ledger.allocated(GPU, [A], 2)
+    ledger.observed([says("db-0", A), says("db-1", A)], 3)
+    ledger.observed([says("db-1", A)], 4)
+    ledger.observed([says("db-0", A), says("db-1", A)], 5)
+    assert only(ledger).holders == (holder("db-0"), holder("db-1"))
 
 
 def test_after_a_restart_of_the_agent_the_first_answer_restores_the_ledger():
@@ -390,6 +472,13 @@ def test_two_containers_with_exactly_these_ids_prove_nothing():
     ledger.proven(GPU, [A], [says("one", A), says("two", ShareId("a"))], 3)
     assert only(ledger).certainty is Certainty.OBSERVED
     assert only_holder(ledger, A) is None
+
+
+def test_a_hold_that_the_answer_to_the_same_question_has_named_is_proven_by_it():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 3)
+    ledger.proven(GPU, [A], [says("web", A)], 3)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.PROVEN, (holder("web"),), 3)
 
 
 def test_a_container_that_starts_holds_its_share_even_where_nothing_else_is_known():
@@ -529,6 +618,50 @@ def test_the_pod_of_a_tentative_entry_is_known_for_now_and_asked_again():
     ledger.know_pods(pods(a="new"))
     assert not ledger.lacks_pods
     assert ledger.former_pods(GPU, [A, B]) == {"new"}
+
+
+def test_a_checkpoint_without_the_pod_of_a_named_hold_is_asked_again():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.know_pods({})
+    assert ledger.lacks_pods
+    assert not ledger.former_pods(GPU, [A])
+
+
+def test_the_pod_of_a_named_hold_is_asked_once():
+    """What the checkpoint has later may be of the next holder."""
+    ledger = held_by("u1", A)
+    ledger.know_pods(pods(a="u2"))
+    assert ledger.former_pods(GPU, [A]) == {"u1"}
+
+
+def test_one_more_container_of_a_pod_leaves_the_pod_known():
+    ledger = held_by("u1", A)
+    ledger.observed([says("web", A), says("web", A, container="log")], 3)
+    assert not ledger.lacks_pods
+
+
+def test_another_pod_that_is_named_without_an_allocate_holds_since_then_and_its_own_pod_is_asked_for():
+    ledger = held_by("u1", A)
+    ledger.observed([says("db", A)], 4)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.OBSERVED, (holder("db"),), 4)
+    assert ledger.lacks_pods
+    ledger.know_pods(pods(a="u2"))
+    assert ledger.former_pods(GPU, [A]) == {"u2"}
+
+
+def test_what_others_than_claims_hold_is_what_is_held_and_what_is_ending():
+    ledger = held_by("u1", A, B)
+    claimed = LedgerEntry(GPU, C, Certainty.CLAIMED, (), 3, claim="team/train")
+    ledger.claimed([claimed])
+    assert [entry.id for entry in ledger.unclaimed()] == [A, B]
+    ledger.observed([says("web", B)], 4)
+    assert sorted((entry.id, entry.certainty) for entry in ledger.unclaimed()) == [
+        (A, Certainty.ENDING),
+        (B, Certainty.OBSERVED),
+    ]
+    ledger.claimed([], [claimed])
+    assert {entry.id for entry in ledger.unclaimed()} == {A, B}
 
 
 def test_a_new_holder_is_shown_in_place_of_what_is_left_and_is_not_waited_for_itself():

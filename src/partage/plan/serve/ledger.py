@@ -331,7 +331,7 @@ class Ledger:
             self._drop(entry.resource, entry.id, asked_s)
         elif entry.certainty is Certainty.TENTATIVE:
             late = asked_s - entry.since_s >= self._grace_s
-            unlisted = entry.unlisted or asked_s - entry.since_s >= ADMISSION_S
+            unlisted = asked_s - entry.since_s >= ADMISSION_S
             noted = unlisted and entry.hold in self._in_checkpoint
             certainty = Certainty.UNCONFIRMED if late or noted else Certainty.TENTATIVE
             self._put(replace(entry, certainty=certainty, holders=(), unlisted=unlisted))
@@ -364,11 +364,14 @@ class Ledger:
     ) -> None:
         if entry and entry.certainty in NAMED and entry.holders == holders:
             return
-        same = entry is not None and (not entry.holders or not set(entry.holders).isdisjoint(holders))
-        tentative = entry is not None and entry.certainty is Certainty.TENTATIVE
-        since_s = entry.since_s if entry and (same or tentative) else asked_s
-        if tentative or not same:
-            self._pods.pop((resource, share), None)
+        since_s = asked_s
+        if entry is not None:
+            same = not entry.holders or not set(entry.holders).isdisjoint(holders)
+            tentative = entry.certainty is Certainty.TENTATIVE
+            if same or tentative:
+                since_s = entry.since_s
+            if tentative or not same:
+                self._pods.pop(entry.hold, None)
         self._put(LedgerEntry(resource, share, Certainty.OBSERVED, holders, since_s))
 
     def _prove(
@@ -383,8 +386,10 @@ class Ledger:
     def _changed_s(self, resource: ResourceName, share: ShareId) -> float:
         """When the id was last allocated or released; answers to earlier questions are out of date."""
         entry = self._rows.get(resource, {}).get(share)
-        given = entry is not None and entry.certainty is not Certainty.UNCONFIRMED
-        return max(entry.since_s if entry and given else -inf, self._former.since_s(resource, share))
+        given_s = -inf
+        if entry is not None and entry.certainty is not Certainty.UNCONFIRMED:
+            given_s = entry.since_s
+        return max(given_s, self._former.since_s(resource, share))
 
     def _give_up(self, resource: ResourceName, share: ShareId) -> frozenset[Holder]:
         """All containers listed with the id until now."""
