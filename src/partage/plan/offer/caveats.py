@@ -216,7 +216,7 @@ def _layouts_kept(
 ) -> Iterator[Caveat]:
     """``exclusive`` on a GPU in MIG mode: who writes that may expect a whole GPU."""
     plain = [entry for entry in policy.entries if isinstance(entry, GpuEntry) and entry.mig is None]
-    if policy.later_wins or not any(isinstance(entry.sharing, Exclusive) for entry in plain):
+    if not any(isinstance(entry.sharing, Exclusive) for entry in plain):
         return
     kept = [
         gpu.index
