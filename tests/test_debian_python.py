@@ -23,7 +23,7 @@ TESTS = (
     "tests/edges/kubelet/test_pod_resources.py",
     "tests/edges/kube/test_leases.py",
     "tests/agent/test_supervision.py",
-    "tests/agent/test_taints_left.py",
+    "tests/kubernetes/agent/test_taints_left.py",
 )
 
 

@@ -21,7 +21,7 @@ from partage.plan.report import Report
 from tests.agent.test_cluster import NodeServer
 from tests.edges.kube.scripted import Answer, Request, Stream, api_server, status
 from tests.plan.reconcile.test_planner import SLICED, WHOLE, desired_of, observe
-from tests.plan.test_report_events import FIRST, ONE
+from tests.plan.test_report import FIRST, ONE
 from tests.virtual_time import run_in_virtual_time
 
 HOUR_S = 3600.0

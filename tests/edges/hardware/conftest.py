@@ -174,7 +174,7 @@ needs_gpu = [
 _OURS = [
     "simulation",
     "simulation behind a socket",
-    # What only a process can do is in ``test_remote.py``.
+    # What only a process can do is in ``test_helper_client.py``.
     pytest.param("simulation in a helper process", marks=pytest.mark.real),
     "NVML stand-in",
 ]

@@ -26,7 +26,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import Report
 from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 from tests.kubernetes.decide.test_events import TWO, WELL, entry
-from tests.plan.test_report_events import GPU, ONE
+from tests.plan.test_report import GPU, ONE
 
 POLICY = Policy(source="p.yaml")
 

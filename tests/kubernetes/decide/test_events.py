@@ -27,7 +27,7 @@ from partage.plan.report import (
     Report,
 )
 from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
-from tests.plan.test_report_events import FIRST, GPU, ONE
+from tests.plan.test_report import FIRST, GPU, ONE
 
 NODE = KnownNode(Inventory(Driver("580.1", "13.0"), ()))
 WELL = replace(FIRST, node=NODE)

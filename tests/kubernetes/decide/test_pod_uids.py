@@ -8,7 +8,7 @@ from partage.kubernetes.decide.events import NodeEvent, PodName, with_uids
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.plan.serve.ledger_entry import Certainty
 from tests.kubernetes.decide.test_events import entry
-from tests.plan.test_report_events import GPU
+from tests.plan.test_report import GPU
 
 EVENT = NodeEvent("ChangeWaitsForPod", "waits", "WaitForPods", about=PodName("default", "train"))
 NODE = NodeEvent("ChangeWaits", "waits", "WaitForPods")

@@ -13,7 +13,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import DependencyProblems, GpuReport
 from tests.kubernetes.decide.test_events import ILL, WELL, entry
 from tests.plan.reconcile.test_planner import observe, snapshot
-from tests.plan.test_report_events import ONE
+from tests.plan.test_report import ONE
 
 READY, HEALTHY = NodeTaint.NOT_READY, NodeTaint.GPU_UNHEALTHY
 BOTH = frozenset(NodeTaint)

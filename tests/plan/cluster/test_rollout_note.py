@@ -30,7 +30,7 @@ from partage.plan.report import UNASKED, PolicyReason, PolicyReport, PolicyState
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.kubernetes.decide.test_events import TWO, WELL
-from tests.plan.test_report_events import ONE
+from tests.plan.test_report import ONE
 
 IN_FORCE = PolicyReport(PolicyState.FILE, "p.yaml", revision="r2", wanted="r2", wanted_config="a")
 BLOCKED = GpuPlan(Phase.BLOCKED, "no such profile")
