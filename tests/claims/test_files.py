@@ -364,7 +364,7 @@ def test_records_that_cannot_be_flushed_are_said(tmp_path: Path, monkeypatch: py
     def fails(_: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "fsync", fails)
+    monkeypatch.setattr(os, "fsync", fails)  # no disk here fails when it is told to
     with pytest.raises(HardwareError, match=r"cannot be flushed .* Input/output error"):
         files.flush()
     flushed: list[int] = []

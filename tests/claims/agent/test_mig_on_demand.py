@@ -357,7 +357,7 @@ async def test_an_agent_that_is_killed_between_two_steps_leaves_nothing(
             await asyncio.Event().wait()
             return None
 
-        monkeypatch.setattr(node.hardware, "perform", stops)
+        monkeypatch.setattr(node.hardware, "perform", stops)  # a port that ends with its agent
         claim = part(node, "cut", "1g10gb-19-6")
 
         async def asks() -> None:

@@ -119,7 +119,7 @@ async def test_a_kernel_that_cannot_hold_a_process_lets_none_be_ended(
     def missing(pid: int) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(os, "pidfd_open", missing)
+    monkeypatch.setattr(os, "pidfd_open", missing)  # no kernel here is as old
     child, step = begin(OBEYS)
     with pytest.raises(Unsupported, match=r"kernel of 5\.3"):
         await end_process(node.host, step)
@@ -132,7 +132,7 @@ async def test_whom_we_may_not_signal_is_left_and_that_is_said(
     def refused(descriptor: int, number: int) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(signal, "pidfd_send_signal", refused)
+    monkeypatch.setattr(signal, "pidfd_send_signal", refused)  # root may signal everybody
     child, step = begin(OBEYS)
     with pytest.raises(NotPermitted, match="run it as root"):
         await end_process(node.host, step)

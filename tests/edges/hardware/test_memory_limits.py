@@ -264,7 +264,7 @@ async def test_jobs_are_looked_for_beside_a_job(limits: LimitNode, monkeypatch: 
     limits.container(f"{STEPS}/job_71/step_0")
     assert (await limits.seen(ContainerId("71"))).cgroup
     scandir = Mock(wraps=os.scandir)
-    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(os, "scandir", scandir)  # what was listed cannot be told from the answers
     limits.container(f"{STEPS}/s5K1KKYAYG5D00/step_0")
     assert (await limits.seen(ContainerId("s5K1KKYAYG5D00"))).cgroup == str(
         limits.root / STEPS / "s5K1KKYAYG5D00"

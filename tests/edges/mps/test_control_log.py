@@ -91,7 +91,7 @@ def test_only_what_is_new_is_read(paths: DaemonPaths, monkeypatch: pytest.Monkey
         read.append(size)
         return pread(handle, size, at)
 
-    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "pread", counted)  # what is read cannot be told from the answers
     for _ in range(3):
         write(paths)
         assert commands.look(paths, settled) == ("", "")

@@ -106,6 +106,7 @@ def real(request, short_dir, monkeypatch, capsys):
     name, mode = getattr(request, "param", ("1xh100-sxm5-80gb", ComputeMode.DEFAULT))
     hardware = SimulatedHardware(machine_of(name, mode))
     node = Real(short_dir, hardware, capsys, monkeypatch)
+    # The verb opens the node itself, and the stand-in for NVML has no clients of MPS: its port is replaced.
     monkeypatch.setattr(common_node, "open_hardware", lambda *_arguments, **_named: hardware)
     python = short_dir / "python3"
     python.write_text(

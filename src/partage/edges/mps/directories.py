@@ -150,21 +150,21 @@ def keep_nothing(path: PurePath) -> bool:
     return False
 
 
-def empty_directory(directory: Path, keep: Keep = keep_nothing) -> None:
+def empty_directory(directory: Path, keep: Keep = keep_nothing, most: int = MOST_ENTRIES) -> None:
     """Remove all that is in a directory, but not the directory. Nothing to do if there is none.
 
     keep: folders that stay, by their path below it; they are emptied. What is below a folder that goes, goes,
-    too. Raises OSError, also for more than MOST_ENTRIES entries.
+    too. Raises OSError, also for more than ``most`` entries.
     """
     with contextlib.suppress(FileNotFoundError), _opened(str(directory)) as handle:
-        _Emptying(directory, keep).empty(handle, PurePath())
+        _Emptying(directory, keep, most).empty(handle, PurePath())
 
 
 class _Emptying:
-    def __init__(self, directory: Path, keep: Keep) -> None:
+    def __init__(self, directory: Path, keep: Keep, most: int) -> None:
         self._directory = directory
         self._keep = keep
-        self._left = MOST_ENTRIES
+        self._most = self._left = most
 
     def empty(self, handle: int, below: PurePath) -> None:
         """As deep as folders are kept, and no deeper."""
@@ -204,7 +204,7 @@ class _Emptying:
                     break
         self._left -= len(found)
         if self._left < 0:
-            raise OSError(errno.E2BIG, f"more than {MOST_ENTRIES} files are in it", str(self._directory))
+            raise OSError(errno.E2BIG, f"more than {self._most} files are in it", str(self._directory))
         return found
 
     @staticmethod

@@ -21,7 +21,7 @@ def _arm():
         arm()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:
+    except BaseException as error:  # whatever it is, the tenant's program starts
         if asked == "verbose" and sys.stderr is not None:
             sys.stderr.write("partage guard: not armed: %s: %s\n" % (type(error).__name__, error))
 
