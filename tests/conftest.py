@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -105,6 +106,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
             raise pytest.UsageError(f"{item.nodeid} is in no group: pytest-xdist does not fit this pytest")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    from tests.scheduling import scheduling
+
+    return scheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -144,8 +144,15 @@ def run_shown(shown, capsys):
     yield from (f"{shown.place}: not printed: {line}" for line in expected if line not in lines)
 
 
+TRIED = _pages([block for block in CONSOLES if "untested" not in block.marks])
+PROVES = ROOT / "docs/how-to/measure-and-prove.md"
+"""It takes as long as all other pages together, for what tests/lab asserts."""
+
+
 @pytest.mark.parametrize(
-    "page", _pages([block for block in CONSOLES if "untested" not in block.marks]), ids=_name
+    "page",
+    [pytest.param(page, marks=[pytest.mark.real] if page == PROVES else []) for page in TRIED],
+    ids=[_name(page) for page in TRIED],
 )
 def test_a_page_does_what_it_shows(page, tmp_path, monkeypatch, capsys):
     """In an empty directory with the examples, and with the files that the page shows, in their order."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import variants
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 from pathlib import Path
@@ -43,7 +45,7 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("good", variants([False, True], 2))
 def test_what_passed_only_at_the_second_try_is_named_last(tmp_path: Path, good: bool) -> None:
     (tmp_path / "test_it.py").write_text(TESTS.format(good=good))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

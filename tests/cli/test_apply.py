@@ -18,6 +18,7 @@ from partage.cli.main import run
 from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.state import StateDir
 from partage.model.layout import DoesNotFit, LayoutItem, place
+from tests.examples import variants
 from tests.kubelet_script import held, scripted_kubelet, wait_for
 
 MODELS = sorted(
@@ -88,7 +89,7 @@ def layout(rng, geometry):
     return [str(item) for item in items] or "all-enabled"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", variants(MODELS, 3))
 def test_layouts_come_true_one_after_the_other_and_an_export_changes_nothing(node, model):
     rng = random.Random(model)
     found = load_catalogue().by_id(model)

@@ -16,6 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from partage.edges.kubelet.sockets import plain_name
 from tests.agent.harness import Place, place, registered, run_to_end
 from tests.agent.hosted import hosted
+from tests.examples import variants
 from tests.golden import test_device_plugin as golden
 from tests.kubelet_script import Registered, ScriptedKubelet, scripted_kubelet
 
@@ -40,7 +41,7 @@ def _hosted(files: dict[str, Any]) -> dict[str, Any]:
     return {"machine": files["machine"], "policy": files["policy"], "environ": files["env"]}
 
 
-@pytest.mark.parametrize(("machine", "name"), golden._cases(refused=True))
+@pytest.mark.parametrize(("machine", "name"), variants(golden._cases(refused=True), 3))
 def test_the_agent_ends_at_once_where_nvidias_does(machine: str, name: str) -> None:
     with place() as node, scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet:
         code, log = run_to_end(node, **_files(node, machine, name))

@@ -97,6 +97,7 @@ def test_changes_are_seen_and_put_back(machine: Machine):
     assert machine.left() == []
 
 
+@pytest.mark.real
 def test_without_change_nothing_is_changed(machine: Machine):
     machine.run("--only", f"driver,{CHANGES}")
     assert [run["step"] for run in machine.document()["runs"]] == ["driver"]
@@ -325,6 +326,7 @@ def test_every_row_has_its_step_and_every_step_its_rows():
     assert all(row.takes for row in ROWS if not row.step)
 
 
+@pytest.mark.real
 def test_a_slice_needs_room_for_its_longest_step(machine: Machine):
     assert "--minutes 2 is too short" in machine.run("--minutes", "2", code=2)
     machine.run("--minutes", "9", "--only", "geometry")

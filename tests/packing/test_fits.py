@@ -11,6 +11,7 @@ from partage.cli.main import run
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.layout import LayoutItem
 from partage.packing.decide.openings import maximal_layouts
+from tests.examples import variants
 from tests.oracle import enumerate_mig as oracle
 
 MODELS = sorted(oracle.models_with_placements())
@@ -28,7 +29,7 @@ def geometry(model_id):
     return model.geometry
 
 
-@pytest.mark.parametrize("model_id", MODELS)
+@pytest.mark.parametrize("model_id", variants(MODELS, 3))
 def test_the_maximal_layouts_are_those_of_the_enumeration(model_id):
     feasible = [Counter(dict(multiset)) for multiset in oracle.feasible(model_id)]
     maximal = {tuple(sorted(one.items())) for one in feasible if not any(one < other for other in feasible)}

@@ -14,6 +14,7 @@ from partage.plan.placement.replay import tuned_scores
 from partage.plan.placement.room import Room, first_fit
 from partage.whatif.decide.kube_scheduler import balance, balanced_allocation, least_allocated
 from partage.whatif.decide.placements import PlacementPolicy, place_all
+from tests.examples import variants
 from tests.scheduler.feeding import Fed
 from tests.scheduler.objects import MEMORY, Json, claim, device, node, pod, slices
 
@@ -37,7 +38,7 @@ def _model_of(number: int, models: tuple[str, ...]) -> str:
     return models[number % len(models)]
 
 
-@pytest.mark.parametrize(("seed", "models"), [(0, MODELS), (1, ("A",)), (2, MODELS[:2])])
+@pytest.mark.parametrize(("seed", "models"), variants([(0, MODELS), (1, ("A",)), (2, MODELS[:2])], 3))
 def test_the_best_nodes_are_those_of_the_what_if(seed: int, models: tuple[str, ...]) -> None:
     random = Random(seed)
     counts = [random.choice((0, 1, 2, 4, 8)) for _ in range(NODES)]

@@ -38,6 +38,7 @@ from partage.units import GIB
 from tests.claims.api_rules import faults
 from tests.claims.decide.test_slices import OF_GPUS
 from tests.claims.offers import mig, offers, whole
+from tests.examples import variants
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.offers import gpu, node
 
@@ -78,7 +79,7 @@ def key(places: Iterable[PlaceOnDemand]) -> tuple[tuple[str, int], ...]:
 # --- counters --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", UNLIKE)
+@pytest.mark.parametrize("model", variants(UNLIKE, 2))
 def test_what_the_counters_allow_is_what_fits_and_nothing_else(model: str) -> None:
     """Along the whole border: every layout that fits, and that layout with any other device beside it."""
     of, fitting = geometry(model), oracle.fixed_layouts(model)
@@ -93,7 +94,7 @@ def test_what_the_counters_allow_is_what_fits_and_nothing_else(model: str) -> No
             assert allowed(there, [uses[one] for one in both]) == (both in fitting), both
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", variants(MODELS, 3))
 @given(data=st.data())
 def test_any_devices_of_any_model_are_allowed_together_where_they_fit(
     model: str, data: st.DataObject

@@ -20,7 +20,7 @@ from partage.model.gpu import Gpu, Inventory, LostGpu, MigMode
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from tests.edges.files.policy_texts import ALL, STRANGERS, places, removed, replaced
-from tests.examples import examples, some
+from tests.examples import examples, some, variants
 from tests.plan.offers import gpu, node
 
 _PLAIN = replace(gpu(5), product="NVIDIA L40S", mig_mode=None, pci_device_id="0x26b910de")
@@ -76,7 +76,9 @@ def test_the_texts_that_are_broken_here_are_valid(name: str) -> None:
     assert judge(json.dumps(ALL[name]), "mixed" if name == "mig-parted" else None) is not None
 
 
-@pytest.mark.parametrize(("name", "path"), PLACES, ids=[f"{name}-{path}" for name, path in PLACES])
+@pytest.mark.parametrize(
+    ("name", "path"), variants(PLACES, 3), ids=[f"{name}-{path}" for name, path in PLACES]
+)
 def test_a_stranger_at_any_key_gives_a_policy_or_reasons(name: str, path: tuple[str | int, ...]) -> None:
     config = "mixed" if name == "mig-parted" else None
     for stranger in some(STRANGERS, PLACES.index((name, path))):

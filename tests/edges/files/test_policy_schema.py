@@ -21,7 +21,7 @@ from partage.edges.files.native import RESOURCES
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError
 from tests.edges.files.policy_texts import NATIVE, STRANGERS, places, removed, replaced
-from tests.examples import examples, some
+from tests.examples import examples, some, variants
 
 ROOT = Path(__file__).parents[3]
 
@@ -116,7 +116,7 @@ def fields_read(reader: Reader[Any]) -> list[FieldInfo]:
 PLACES = list(places(NATIVE))
 
 
-@pytest.mark.parametrize("path", PLACES, ids=str)
+@pytest.mark.parametrize("path", variants(map(pytest.param, PLACES), 3), ids=[str(path) for path in PLACES])
 def test_a_wrong_type_at_any_key_is_refused_by_the_reader_wherever_the_schema_refuses_it(
     path: tuple[str | int, ...],
 ) -> None:

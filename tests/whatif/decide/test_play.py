@@ -17,7 +17,7 @@ from partage.whatif.decide.kube_scheduler import drawn
 from partage.whatif.decide.play import Ended, Played, Refused, Started, play
 from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
 from partage.whatif.decide.summary import summarise
-from tests.examples import examples
+from tests.examples import examples, variants
 from tests.whatif.decide.fleets import POLICIES, desired, fleet, kind
 
 GPU, SHARED = ResourceName("nvidia.com/gpu"), ResourceName("nvidia.com/gpu.shared")
@@ -149,7 +149,7 @@ def test_nothing_is_given_twice_and_nobody_waits_for_what_is_free(
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", variants(range(4), 4))
 def test_the_same_where_many_wait(policy: str, seed: int) -> None:
     """Traces that are too much for the fleet, of few kinds of pods, which hypothesis seldom finds."""
     draw = Random(seed)

@@ -98,7 +98,9 @@ def write_program(path: Path, module: str, *arguments: str) -> None:
     folders = [str(source), str(Path(msgspec.__file__).parents[1])]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
+        # typing has what msgspec takes from typing_extensions, whose import is a fifth of a daemon's start.
         f"#!{sys.executable} -IS\nimport sys\nsys.path[:0] = {folders!r}\n"
+        "sys.modules['typing_extensions'] = None\n"
         f"from {module} import main\nsys.exit(main([sys.argv[0], *{list(arguments)!r}, *sys.argv[1:]]))\n",
         encoding="utf-8",
     )
