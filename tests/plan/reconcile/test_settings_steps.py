@@ -96,9 +96,20 @@ def test_a_daemon_that_has_to_be_started_again_waits_for_its_clients() -> None:
     assert not clients_in_the_way([], [busy])
 
 
-@pytest.mark.parametrize("phase", [DaemonPhase.SERVING, DaemonPhase.FAULT])
-def test_a_daemon_that_runs_as_asked_is_left_to_its_clients(phase: DaemonPhase) -> None:
-    assert settings_steps(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT)).settled
+@pytest.mark.parametrize(
+    "running",
+    [
+        daemon(),
+        daemon(DaemonPhase.FAULT),
+        replace(daemon(DaemonPhase.FAULT), unsettled="somebody else told it 'set...'"),
+    ],
+)
+@pytest.mark.parametrize("multi_user", [None, True])
+def test_a_daemon_that_runs_as_asked_is_left_to_its_clients(
+    running: DaemonState, multi_user: bool | None
+) -> None:
+    want = replace(WANT, daemons=(replace(SPEC, multi_user=multi_user),))
+    assert settings_steps(SET, want, [running], OriginalSettings(DEFAULT)).settled
 
 
 @pytest.mark.parametrize("phase", [DaemonPhase.SERVING, DaemonPhase.STARTING])
@@ -129,25 +140,39 @@ def test_one_that_does_not_run_or_is_unverified_is_started_under_its_shares(phas
     assert (settling.end, settling.make) == ((), (StartDaemon(CARD.uuid, SPEC),))
 
 
-def test_one_that_was_asked_for_something_else_ends_first() -> None:
-    other = replace(SPEC, memory_bytes=10 * GIB)
-    settling = settings_steps(SET, WANT, [daemon(spec=other)], OriginalSettings(DEFAULT))
+@pytest.mark.parametrize(
+    ("was", "multi_user", "wanted"),
+    [
+        (replace(SPEC, memory_bytes=10 * GIB), True, SPEC),
+        (SPEC, True, replace(SPEC, multi_user=False)),
+        (SPEC, False, replace(SPEC, multi_user=True)),
+    ],
+)
+def test_one_that_was_asked_for_something_else_ends_first(
+    was: DaemonSpec, multi_user: bool, wanted: DaemonSpec
+) -> None:
+    running = replace(daemon(spec=was), multi_user=multi_user)
+    want = replace(WANT, daemons=(wanted,))
+    settling = settings_steps(SET, want, [running], OriginalSettings(DEFAULT))
     (stop,) = settling.end
     assert isinstance(stop, StopDaemon)
-    back = reverse(stop)
-    assert isinstance(back, StartDaemon)
-    assert back.spec.memory_bytes == 10 * GIB
-    assert settling.make == (StartDaemon(CARD.uuid, SPEC),)
+    assert reverse(stop) == StartDaemon(CARD.uuid, replace(was, multi_user=multi_user or None))
+    assert settling.make == (StartDaemon(CARD.uuid, wanted),)
 
 
-@pytest.mark.parametrize("before", [OriginalSettings(), OriginalSettings(ALONE)])
-def test_a_mode_that_was_not_ours_stays(before: OriginalSettings) -> None:
-    assert settings_steps(SET, NO_SETTINGS, (), before).settled
+@pytest.mark.parametrize(
+    ("mode", "before"), [(ALONE, None), (ALONE, ALONE), (ComputeMode.PROHIBITED, DEFAULT)]
+)
+def test_a_mode_that_is_not_ours_stays(mode: ComputeMode, before: ComputeMode | None) -> None:
+    gpu = replace(CARD, compute_mode=mode)
+    assert settings_steps(gpu, NO_SETTINGS, (), OriginalSettings(before)).settled
 
 
 def test_only_devices_whose_daemon_takes_no_clients_are_unusable() -> None:
     assert unusable_devices(WANT, [daemon()]) == {}
-    assert "fault" in unusable_devices(WANT, [daemon(DaemonPhase.FAULT)])[CARD.uuid]
+    fault = daemon(DaemonPhase.FAULT)
+    assert "fault" in unusable_devices(WANT, [fault])[CARD.uuid]
+    assert unusable_devices(WANT, [replace(fault, reason="Xid 31")]) == {CARD.uuid: "Xid 31"}
     assert "not been started" in unusable_devices(WANT, ())[CARD.uuid]
 
 
@@ -169,6 +194,39 @@ def test_slices_are_set_given_back_and_left_alone(
 ) -> None:
     want, original = GpuSettings(interval=wanted), OriginalSettings(interval=before)
     assert slice_steps(A, want, now, original) == steps
+
+
+def test_only_what_is_changed_is_noted_and_only_once() -> None:
+    back = SetComputeMode(A, DEFAULT, ALONE)
+    assert note_originals([back], {}) == {}
+    known = {A: OriginalSettings(DEFAULT, Interval.DEFAULT)}
+    again = [SetComputeMode(A, ALONE, ComputeMode.PROHIBITED), SetTimeSlice(A, Interval.LONG, Interval.SHORT)]
+    assert note_originals(again, known) == known
+
+
+BOTH = OriginalSettings(DEFAULT, Interval.DEFAULT)
+ONLY_MODE, ONLY_INTERVAL = OriginalSettings(DEFAULT), OriginalSettings(interval=Interval.DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("want", "mode", "interval", "needed"),
+    [
+        (NO_SETTINGS, None, None, BOTH),  # not observed
+        (NO_SETTINGS, ALONE, Interval.LONG, BOTH),  # not restored yet
+        (NO_SETTINGS, DEFAULT, Interval.LONG, ONLY_INTERVAL),
+        (NO_SETTINGS, ALONE, Interval.DEFAULT, ONLY_MODE),
+        (NO_SETTINGS, DEFAULT, Interval.DEFAULT, None),
+        (GpuSettings((SPEC,), True), DEFAULT, Interval.DEFAULT, ONLY_MODE),  # not set yet
+        (GpuSettings(interval=Interval.LONG), DEFAULT, Interval.DEFAULT, ONLY_INTERVAL),
+    ],
+)
+def test_originals_are_needed_while_they_are_in_use_or_not_restored(
+    want: GpuSettings, mode: ComputeMode | None, interval: Interval | None, needed: OriginalSettings | None
+) -> None:
+    modes = {} if mode is None else {A: mode}
+    slices = {} if interval is None else {A: interval}
+    expected = {} if needed is None else {A: needed}
+    assert needed_originals({A: BOTH}, {A: want}, modes, slices) == expected
 
 
 MODES = st.sampled_from([DEFAULT, ALONE])

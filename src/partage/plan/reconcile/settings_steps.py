@@ -23,6 +23,8 @@ from partage.plan.serve.ledger_entry import LedgerEntry
 from partage.values import Frozen
 
 _EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
+_NOT_RUNNING = (DaemonPhase.DEAD, DaemonPhase.STARTING)
+"""Phases of a daemon that is to be started."""
 
 
 class OriginalSettings(Frozen):
@@ -75,12 +77,11 @@ def settings_steps(
 
 def renewal(gpu: Gpu, want: GpuSettings, daemons: Iterable[DaemonState]) -> SettingsSteps:
     """The steps that start daemons again which are out of date and have no clients, on a GPU of which nobody
-    holds a share. Nothing waits for them: until then they serve as they are.
+    holds a share, and whose settings are as wanted. Nothing waits for them: until then they serve as they
+    are.
     """
     wanted = {spec.device: spec for spec in want.daemons}
-    old = [
-        daemon for daemon in daemons if daemon.renewable and daemon.device in wanted and not daemon.clients
-    ]
+    old = [daemon for daemon in daemons if daemon.renewable and not daemon.clients]
     return SettingsSteps(
         tuple(StopDaemon(gpu.uuid, daemon.device, _spec(gpu.uuid, daemon)) for daemon in old),
         tuple(StartDaemon(gpu.uuid, wanted[daemon.device]) for daemon in old),
@@ -94,20 +95,17 @@ def _is_set_by_us(gpu: Gpu, before: OriginalSettings) -> bool:
 
 def _is_as_wanted(daemon: DaemonState, spec: DaemonSpec) -> bool:
     """Its settings match, or are not known: a daemon that does not run is started with the wanted ones."""
-    if daemon.phase in (DaemonPhase.DEAD, DaemonPhase.STARTING):
+    if daemon.phase in _NOT_RUNNING:
         return True
     users = spec.multi_user is None or spec.multi_user is daemon.multi_user
     return users and daemon.limits == spec.limits
 
 
-def _is_running(daemon: DaemonState | None) -> bool:
-    """It need not be started. A silent daemon runs: its clients may be working."""
-    return daemon is not None and daemon.phase not in (DaemonPhase.DEAD, DaemonPhase.STARTING)
-
-
 def _is_settled(daemon: DaemonState | None) -> bool:
-    """It runs, and its limits are those that were set."""
-    return _is_running(daemon) and not (daemon and daemon.unsettled and daemon.phase is DaemonPhase.SERVING)
+    """It runs, and its limits are those that were set. A silent daemon runs: its clients may be working."""
+    if daemon is None or daemon.phase in _NOT_RUNNING:
+        return False
+    return not (daemon.unsettled and daemon.phase is DaemonPhase.SERVING)
 
 
 def _spec(gpu: GpuUuid, daemon: DaemonState) -> DaemonSpec | None:
