@@ -253,6 +253,38 @@ def test_compute_instances_that_are_spread_already_are_left_where_they_are():
     assert plan(card, desired(*["1c.3g.40gb"] * 3)).steps == ()
 
 
+@pytest.mark.parametrize(
+    ("live", "wanted", "kept", "steps"),
+    [
+        ([["1c.3g.40gb"], ["1c.3g.40gb"] * 2], ["1c.3g.40gb"] * 2, 2, [DestroyCompute, Verify]),
+        (
+            [["1c.2g.20gb"], ["1c.2g.20gb"]],
+            ["1c.2g.20gb", "1c.2g.20gb", "3g.40gb"],
+            2,
+            [CreateInstance, CreateCompute, Verify],
+        ),
+        ([[], ["1c.3g.40gb"] * 3], ["2c.3g.40gb", *["1c.3g.40gb"] * 3], 3, [CreateCompute, Verify]),
+    ],
+    ids=["one too many", "beside another profile", "a full one and an empty one"],
+)
+def test_compute_instances_are_grouped_so_that_most_of_those_that_are_there_stay(live, wanted, kept, steps):
+    card = Card(H100)
+    instance, size = ("2g.20gb", 2) if "2g" in wanted[0] else ("3g.40gb", 4)
+    for number, computes in enumerate(live):
+        card.live(instance, number * size, computes=computes)
+    first = card.instances.values()
+    card.busy = {uuid for _, _, computes in first for ci_id, (_, uuid) in computes.items() if not ci_id}
+    answer = done(card, desired(*wanted))
+    assert (len(answer.kept), [type(step) for step in answer.steps]) == (kept, steps)
+
+
+def test_compute_instances_that_are_fixed_are_not_grouped_elsewhere():
+    card = Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb"])
+    card.live("3g.40gb", 4, computes=["1c.3g.40gb"] * 2)
+    answer = done(card, desired("1c.3g.40gb@0", "1c.3g.40gb@0", "1c.3g.40gb"))
+    assert Counter(answer.layout) == {"1c.3g.40gb@0": 2, "1c.3g.40gb@4": 1}
+
+
 def test_a_surplus_compute_instance_is_destroyed_and_its_neighbours_stay():
     card = Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb"] * 3)
     answer = done(card, desired("1c.3g.40gb"))

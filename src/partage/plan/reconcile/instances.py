@@ -74,7 +74,7 @@ def live_instances(gpu: Gpu, uses: Iterable[GpuUse], renew: Collection[int] = ()
             instance.gi_id,
             MigProfile.parse(instance.profile),
             instance.placement,
-            users=tuple(use for use in tenants if use.whole or (use.gi_id == instance.gi_id)),
+            users=tuple(use for use in tenants if use.whole or use.gi_id == instance.gi_id),
             renew=instance.gi_id in renew,
         )
         for instance in gpu.empty_instances
@@ -89,16 +89,16 @@ def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[GpuU
     A larger compute instance needs adjacent free compute slices, and existing ones cannot be moved.
     Empty if the step failed for another reason, or if the GPU instance no longer exists.
     """
-    gpu = inventory.gpu(step.gpu) if isinstance(step, CreateCompute) else None
-    if gpu is None or not isinstance(step, CreateCompute) or not isinstance(error, InsufficientResources):
+    if not isinstance(step, CreateCompute) or not isinstance(error, InsufficientResources):
         return {}
+    gpu = inventory.gpu(step.gpu)
     place = (step.instance, step.placement)
     found = {
         instance.gi_id
-        for instance in live_instances(gpu, ())
+        for instance in (live_instances(gpu, ()) if gpu is not None else ())
         if (str(instance.profile), instance.placement) == place
     }
-    return {gpu.uuid: frozenset(found)} if found else {}
+    return {step.gpu: frozenset(found)} if found else {}
 
 
 def _filled(gi_id: int, devices: list[MigDevice], tenants: Iterable[GpuUse], renew: bool) -> LiveInstance:
@@ -107,19 +107,13 @@ def _filled(gi_id: int, devices: list[MigDevice], tenants: Iterable[GpuUse], ren
             device.ci_id,
             device.uuid,
             MigProfile.parse(device.profile),
-            tuple(use for use in tenants if _uses(use, device)),
+            tuple(use for use in tenants if use.whole or use.is_of(use.gpu, device)),
         )
         for device in sorted(devices, key=lambda device: device.ci_id)
     )
     return LiveInstance(
         gi_id, computes[0].profile.gpu_instance, devices[0].known_placement, computes, renew=renew
     )
-
-
-def _uses(use: GpuUse, device: MigDevice) -> bool:
-    if use.whole or use.device == device.uuid:
-        return True
-    return use.device is None and use.gi_id == device.gi_id and use.ci_id in (None, device.ci_id)
 
 
 _MOST = 200
