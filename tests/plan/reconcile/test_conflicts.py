@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
@@ -120,11 +121,10 @@ def test_what_the_checkpoint_does_not_confirm_is_only_suspected(entries: tuple[L
     assert found(*entries, checkpoint=False).found, "without one, PodResources is believed"
 
 
-def plan(*entries: LedgerEntry) -> NodePlan:
+def plan(*entries: LedgerEntry, **more: object) -> NodePlan:
     node = with_observed(None, NODE)
-    return plan_node(
-        desired(), Snapshot(10.0, Observed(node, ()), SERVED, held(entries), entries), geometry_of
-    )
+    now = Snapshot(10.0, Observed(node, ()), SERVED, held(entries), entries)
+    return plan_node(desired(), replace(now, **more), geometry_of)
 
 
 def test_the_free_shares_of_the_gpu_are_withdrawn_and_no_other() -> None:
@@ -137,6 +137,15 @@ def test_the_free_shares_of_the_gpu_are_withdrawn_and_no_other() -> None:
     assert set(gpu.waiting_for) == set(entries)
     assert now.serving[SPLIT.uuid] == SERVED[SPLIT.uuid]
     assert not now.ready
+
+
+def test_a_conflict_is_all_that_its_gpu_says_unless_the_gpu_is_being_changed() -> None:
+    entries = (share(None, GPU), share(0, pod="b"))
+    gpu = plan(*entries, spared={CARD.uuid: "not evicted: a/b"}).gpus[CARD.uuid]
+    assert (gpu.phase, gpu.reason) == (Phase.WAITING, gpu.conflict)
+    gpu = plan(*entries, in_hand={CARD.uuid: Phase.CHANGING}).gpus[CARD.uuid]
+    assert gpu.phase is Phase.CHANGING
+    assert gpu.conflict
 
 
 def test_a_gpu_whose_conflict_is_over_offers_its_shares_again() -> None:

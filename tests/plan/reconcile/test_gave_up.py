@@ -21,6 +21,7 @@ from tests.plan.reconcile.test_planner import (
     MPS,
     SLICED,
     WHOLE,
+    blocked_by_a_lost_gpu,
     desired_of,
     entry,
     observe,
@@ -129,6 +130,23 @@ def test_it_says_why_and_nothing_of_it_is_ever_ready(before: str, after: str) ->
         assert not any(gpu in one.gpus for one in plan.ready)
         assert held.id in {one.id for one in listed_shares(plan.serving, now.held)[offering.resource]}
         served = dict(plan.serving)
+
+
+def test_what_blocks_a_gpu_is_said_rather_than_who_did_not_leave() -> None:
+    inventory = observe(HOPPER)
+    gpu = inventory.gpus[0].uuid
+    text, now = blocked_by_a_lost_gpu(inventory)
+    now = replace(now, served=serving(desired_of(WHOLE, inventory)), gave_up={gpu: VAIN})
+    plan = plan_node(desired_of(text, inventory), now, geometry_of).gpus[gpu]
+    assert plan.phase is Phase.BLOCKED
+    assert VAIN not in plan.reason
+
+
+def test_a_gpu_that_serves_nothing_yet_waits_for_nobody_who_did_not_leave() -> None:
+    inventory = observe(HOPPER)
+    gpu = inventory.gpus[0].uuid
+    plan = plan_node(desired_of(HALVES, inventory), snapshot(inventory, gave_up={gpu: VAIN}), geometry_of)
+    assert plan.gpus[gpu].phase is Phase.READY
 
 
 def test_a_gpu_that_is_as_the_policy_wants_it_is_not_concerned() -> None:

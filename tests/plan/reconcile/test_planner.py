@@ -147,6 +147,10 @@ def blocked_by_a_lost_gpu(inventory: Inventory) -> tuple[str, Snapshot]:
     return HALVES, snapshot(inventory, node=node)
 
 
+def blocked_by_a_lost_gpu_that_is_not_to_change(inventory: Inventory) -> tuple[str, Snapshot]:
+    return WHOLE, blocked_by_a_lost_gpu(inventory)[1]
+
+
 def blocked_by_a_fixed_slice(inventory: Inventory) -> tuple[str, Snapshot]:
     fixed = {inventory.gpus[0].uuid: "the driver says no"}
     return SHORT, snapshot(inventory, slices={}, fixed_slices=fixed)
@@ -163,6 +167,19 @@ def unknown_holders(inventory: Inventory) -> tuple[str, Snapshot]:
     return SLICED, snapshot(inventory, served=draining, unknown=frozenset([uuid]))
 
 
+def unknown_holders_of_a_gpu_that_was_never_served(inventory: Inventory) -> tuple[str, Snapshot]:
+    return HALVES, snapshot(inventory, unknown=frozenset([inventory.gpus[0].uuid]))
+
+
+def unknown_holders_of_a_gpu_that_is_as_it_should_be(inventory: Inventory) -> tuple[str, Snapshot]:
+    _, now = unknown_holders_of_a_gpu_that_was_never_served(inventory)
+    return SLICED, replace(now, served=serving(desired_of(SLICED, inventory)))
+
+
+def failed_once_and_as_it_should_be(inventory: Inventory) -> tuple[str, Snapshot]:
+    return WHOLE, failed(inventory)[1]
+
+
 @pytest.mark.parametrize(
     ("case", "phase", "reason", "steps", "ready"),
     [
@@ -176,9 +193,13 @@ def unknown_holders(inventory: Inventory) -> tuple[str, Snapshot]:
         (verifying, Phase.VERIFYING, "being changed", 6, 0),
         (failed, Phase.FAILED, "no", 6, 0),
         (blocked_by_a_lost_gpu, Phase.BLOCKED, "fell off the bus", 0, 0),
+        (blocked_by_a_lost_gpu_that_is_not_to_change, Phase.BLOCKED, "fell off the bus", 0, 0),
         (blocked_by_a_fixed_slice, Phase.BLOCKED, "the driver says no", 0, 0),
         (unknown_daemons, Phase.UNKNOWN, "which MPS daemons run", 0, 0),
         (unknown_holders, Phase.UNKNOWN, "who holds", 0, 0),
+        (unknown_holders_of_a_gpu_that_was_never_served, Phase.UNKNOWN, "who holds", 6, 0),
+        (unknown_holders_of_a_gpu_that_is_as_it_should_be, Phase.SETTLED, "", 0, 0),
+        (failed_once_and_as_it_should_be, Phase.SETTLED, "", 0, 0),
     ],
 )
 def test_phases(case, phase, reason, steps, ready) -> None:
@@ -217,9 +238,28 @@ def test_a_gpu_that_serves_nothing_and_is_held_is_not_known_as_what_was_given() 
     text, now = waiting_for_a_pod(inventory)
     known_as = "it is not known as what they were given"
     first_uuid = inventory.gpus[0].uuid
-    nothing = replace(now, served={**now.served, first_uuid: GpuServing(())})
-    assert known_as not in first(plan_node(desired_of(text, inventory), now, geometry_of)).reason
-    assert known_as in first(plan_node(desired_of(text, inventory), nothing, geometry_of)).reason
+    offer = now.served[first_uuid].offer
+    for served, known in (
+        (None, True),
+        (GpuServing(()), False),
+        (GpuServing(offer), True),
+        (GpuServing((), leaving=offer), True),
+    ):
+        rest = {gpu: serves for gpu, serves in now.served.items() if gpu != first_uuid}
+        late = replace(now, served=rest if served is None else {**rest, first_uuid: served})
+        plan = first(plan_node(desired_of(text, inventory), late, geometry_of))
+        assert (plan.phase, known_as not in plan.reason) == (Phase.WAITING, known)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_gpu_that_waits_or_is_withdrawn_says_what_is_to_be_done(held: bool) -> None:
+    desired, now = with_mps(observe())
+    inventory = now.observed.node.inventory
+    holds = [entry(GPU, share_id(inventory.gpus[0].uuid))] if held else []
+    now = snapshot(inventory, *holds, served=serving(desired_of(WHOLE, inventory)))
+    plan = first(plan_node(desired, now, geometry_of))
+    assert plan.phase is (Phase.WAITING if held else Phase.WITHDRAWING)
+    assert "start the MPS daemon" in plan.reason
 
 
 def test_a_share_that_only_the_checkpoint_names_is_waited_for_with_that_reason() -> None:
@@ -239,6 +279,9 @@ def test_a_failed_attempt_is_ready_again_when_its_time_has_come() -> None:
     text, now = failed(inventory)
     plan = plan_node(desired_of(text, inventory), replace(now, now_s=130.0), geometry_of)
     assert (first(plan).phase, first(plan).again_s, len(plan.ready)) == (Phase.FAILED, 130.0, 1)
+    in_hand = replace(now, in_hand={inventory.gpus[0].uuid: Phase.CHANGING})
+    plan = plan_node(desired_of(text, inventory), in_hand, geometry_of)
+    assert (first(plan).phase, first(plan).again_s) == (Phase.CHANGING, None)
 
 
 def test_ids_are_withdrawn_before_a_gpu_is_ready_and_what_was_not_published_does_not_count() -> None:
@@ -260,6 +303,13 @@ def test_ids_are_withdrawn_before_a_gpu_is_ready_and_what_was_not_published_does
         entries=(entry(GPU, share_id(uuid)),),
     )
     assert plan_node(desired, busy, geometry_of).ready == (), "an Allocate that was under way counts"
+
+
+def test_without_a_policy_nothing_moves() -> None:
+    inventory = observe()
+    served = serving(desired_of(WHOLE, inventory))
+    plan = Planner(geometry_of).plan(None, snapshot(inventory, served=served))
+    assert (plan.gpus, plan.transactions, plan.serving) == ({}, (), served)
 
 
 def test_without_a_driver_nothing_moves() -> None:
@@ -295,6 +345,21 @@ def test_back_to_exclusive_the_daemon_stops_and_the_mode_is_given_back() -> None
     plan = plan_node(desired, replace(now, served=serving(desired)), geometry_of)
     assert [type(step) for step in first(plan).steps] == [StopDaemon, SetComputeMode]
     assert first(plan).offer == (), "an exclusive GPU is offered when the daemon has stopped"
+
+
+def test_a_daemon_that_nobody_wants_is_stopped_though_nothing_else_was_set() -> None:
+    _, now = with_mps(observe())
+    desired = desired_of(WHOLE, now.observed.node.inventory)
+    plan = plan_node(desired, replace(now, served=serving(desired), original={}), geometry_of)
+    assert [type(step) for step in first(plan).steps] == [StopDaemon]
+
+
+def test_no_layout_is_begun_while_it_is_not_known_which_daemons_have_to_stop() -> None:
+    inventory = observe()
+    text, now = ready_for_a_layout(inventory)
+    unknown = replace(now, observed=replace(now.observed, daemons=None))
+    plan = plan_node(desired_of(text, inventory), unknown, geometry_of)
+    assert (len(plan.transactions), plan.ready) == (1, ())
 
 
 def test_a_daemon_that_died_is_started_under_its_holders() -> None:
@@ -344,6 +409,25 @@ def test_other_limits_wait_until_no_share_is_held() -> None:
     share = entry("nvidia.com/gpu.shared", ShareId(f"{daemon.gpu}::0"))
     plan = plan_node(desired, replace(wrong, held=held_of([share]), entries=(share,)), geometry_of)
     assert (first(plan).phase, first(plan).waiting_for, plan.ready) == (Phase.WAITING, (share,), ())
+    assert "no share of it may be held" in first(plan).reason
+
+
+def test_a_compute_mode_waits_until_no_share_is_held_and_a_daemon_alone_for_nothing() -> None:
+    """Also where no agent says what is served."""
+    desired, now = with_mps(observe())
+    share = entry("nvidia.com/gpu.shared", share_id(now.observed.node.inventory.gpus[0].uuid, 0))
+    alone = snapshot(now.observed.node.inventory, share)
+    assert first(plan_node(desired, alone, geometry_of)).blocked is None
+    plan = first(plan_node(desired_of(MPS, observe()), snapshot(observe(), share), geometry_of))
+    assert plan.blocked is not None
+    assert "no share of it may be held" in plan.reason
+
+
+def test_a_time_slice_that_cannot_be_set_matters_only_where_one_is_wanted() -> None:
+    desired, now = with_mps(observe())
+    fixed = {now.observed.node.inventory.gpus[0].uuid: "the driver says no"}
+    observed = replace(now.observed, slices={}, fixed_slices=fixed)
+    assert plan_node(desired, replace(now, observed=observed), geometry_of).settled
 
 
 def out_of_date(now: Snapshot, **why: object) -> Snapshot:
@@ -408,6 +492,8 @@ def test_a_daemon_whose_limits_are_not_verified_waits_for_its_clients() -> None:
     busy = replace(loose, servers=(MpsServer(8, clients=(ConnectedClient(4711),)),))
     plan = plan_node(desired, replace(now, observed=replace(now.observed, daemons=(busy,))), geometry_of)
     assert (first(plan).phase, plan.ready) == (Phase.WAITING, ())
+    assert "client process (pid 4711)" in first(plan).reason
+    assert "start the MPS daemon" in first(plan_node(desired, idle, geometry_of)).reason
 
 
 def test_a_time_slice_is_set_at_once_and_given_back() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from partage.edges.files.catalogue import geometry_of
 from partage.model.ids import ResourceName, ShareId, share_id
+from partage.model.mps import DaemonPhase
 from partage.plan.offer.desired import DesiredState
-from partage.plan.reconcile.node_plan import Snapshot
+from partage.plan.reconcile.node_plan import Phase, Snapshot
+from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.recognised import recognised, unknown_terms
 from partage.plan.reconcile.transition import GpuServing
 from tests.plan.offers import NAME, gpu, offering, share, unit_row
@@ -39,6 +42,18 @@ def test_shares_are_those_that_the_daemons_limits_say() -> None:
     assert not known(desired, replace(now, observed=replace(now.observed, daemons=(other,))))
     for nothing in (None, ()):
         assert not known(desired, replace(now, observed=replace(now.observed, daemons=nothing)))
+
+
+def test_a_gpu_that_is_recognised_starts_with_its_offer_unless_something_has_to_end_first() -> None:
+    desired, now = lost()
+    first = desired.inventory.gpus[0].uuid
+    plan = plan_node(desired, now, geometry_of)
+    assert (plan.serving[first], plan.gpus[first].phase) == (serving(desired)[first], Phase.SETTLED)
+    (daemon,) = now.observed.daemons or ()
+    silent = replace(now.observed, daemons=(replace(daemon, phase=DaemonPhase.SILENT),))
+    plan = plan_node(desired, replace(now, observed=silent), geometry_of)
+    assert plan.serving[first].draining
+    assert (plan.gpus[first].phase, plan.ready) == (Phase.WAITING, ())
 
 
 def test_nothing_is_recognised_of_a_gpu_that_is_served_or_unknown_or_that_nobody_holds() -> None:

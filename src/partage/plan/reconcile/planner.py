@@ -168,14 +168,9 @@ def _next_serving(
     still = (unseen - now.departed) | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
     starts = {gpu for gpu, serving in seen.items() if draft.gpus[gpu].offer == serving.offer}
     moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still | starts}
-    wanted = {
-        gpu: gpu_draft.offer
-        for gpu, gpu_draft in draft.gpus.items()
-        if gpu not in still and gpu not in now.unknown
-    }
+    wanted = {gpu: gpu_draft.offer for gpu, gpu_draft in draft.gpus.items() if gpu not in now.unknown}
     new = {gpu: offer for gpu, offer in wanted.items() if gpu not in now.served and gpu not in starts}
     doubtful = unknown_terms(new, now.held, now.listed_before, gpu_of)
-    drained = [*(gpu for gpu in in_conflict if gpu in moving or gpu in wanted), *doubtful]
     moved = transition(
         moving,
         wanted,
@@ -183,7 +178,7 @@ def _next_serving(
         now.now_s,
         withdraw_s,
         gpu_of=gpu_of,
-        in_conflict=drained,
+        in_conflict=[*in_conflict, *doubtful],
         gave_up=now.gave_up,
     )
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
