@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuUse, UseKind
-from partage.model.ids import GpuUuid
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.layout import LayoutItem
 from partage.model.mps import ClientLimits, ConnectedClient, DaemonPhase, DaemonState, MpsServer
 from partage.model.step import StartDaemon, StopDaemon
 from partage.plan.offer.desired import DesiredState
-from partage.plan.reconcile.node_plan import GpuPlan, NodePlan
+from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.transition import GpuServing
 from partage.sim.node.faults import SetMig
@@ -62,21 +62,22 @@ def changing(before: str, after: str, *items: str, **more: object) -> tuple[Inve
     return inventory, plan_node(desired_of(after, inventory), now, geometry_of)
 
 
-def steps_of(plan: GpuPlan, kind: type) -> list[object]:
-    return [step for step in plan.steps if isinstance(step, kind)]
+def stopped(plan: NodePlan) -> list[DeviceUuid]:
+    """Devices of the first GPU whose daemons end."""
+    return [step.device for step in first(plan).steps if isinstance(step, StopDaemon)]
 
 
 def test_a_device_that_stays_is_offered_and_its_daemon_runs_while_another_one_is_made() -> None:
     inventory, plan = changing(mps("3g.40gb@0"), HALVES_MPS, "3g.40gb@0")
     (stays,) = inventory.gpus[0].mig_devices
     assert {row.device for row in first(plan).offer} == {stays.uuid}
-    assert steps_of(first(plan), StopDaemon) == []
+    assert stopped(plan) == []
 
 
 def test_of_a_device_that_goes_the_daemon_is_stopped_first() -> None:
     inventory, plan = changing(mps("3g.40gb@0", "2g.20gb@4"), HALVES_MPS, "3g.40gb@0", "2g.20gb@4")
     stays, goes = inventory.gpus[0].mig_devices
-    assert [step.device for step in steps_of(first(plan), StopDaemon)] == [goes.uuid]
+    assert stopped(plan) == [goes.uuid]
     assert isinstance(first(plan).steps[0], StopDaemon)
     assert {row.device for row in first(plan).offer} == {stays.uuid}
 

@@ -200,7 +200,10 @@ def test_only_what_is_changed_is_noted_and_only_once() -> None:
     back = SetComputeMode(A, DEFAULT, ALONE)
     assert note_originals([back], {}) == {}
     known = {A: OriginalSettings(DEFAULT, Interval.DEFAULT)}
-    again = [SetComputeMode(A, ALONE, ComputeMode.PROHIBITED), SetTimeSlice(A, Interval.LONG, Interval.SHORT)]
+    again: list[Step] = [
+        SetComputeMode(A, ALONE, ComputeMode.PROHIBITED),
+        SetTimeSlice(A, Interval.LONG, Interval.SHORT),
+    ]
     assert note_originals(again, known) == known
 
 
