@@ -9,18 +9,10 @@ from partage.cli.inspect import InspectedNode, detailed, summary
 from partage.cli.main import run
 from partage.model.ids import MEMORY_RESOURCE
 from partage.plan.cluster.gpu_memory import (
-    LONGEST,
     DeviceUnits,
-    HeldUnit,
     NodeMemory,
     PodMemory,
-    count_shared_gpus,
-    memory_annotation,
-    node_memory,
-    read_memory,
 )
-from partage.plan.serve.ledger_entry import Holder
-from tests.plan.offers import NAME, unit_row
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BY_MEMORY = "version: partage/v1\ngpus: [{select: all, mps: {unit: %s}}]\n"
@@ -271,42 +263,6 @@ def test_a_card_of_141_gib_is_not_taken_for_mib():
     said = summary([InspectedNode("n", "", halves)])
     assert "GPU Memory(MiB)" in said
     assert "1536/143360" in said
-
-
-def test_the_annotation_is_read_back_and_stays_short():
-    (node, _) = nodes()
-    assert read_memory(memory_annotation(node.memory)) == node.memory
-    many = tuple(PodMemory("namespace", f"pod-{n}", (1, 0)) for n in range(5000))
-    text = memory_annotation(NodeMemory(node.memory.devices, many))
-    assert len(text) <= LONGEST
-    read = read_memory(text)
-    assert read is not None
-    assert len(read.pods) + read.more == 5000
-    assert read_memory("") is None
-    assert read_memory('{"cards": [], "pods": [{"namespace": "a", "name": "b", "units": [1]}]}') is None
-    assert memory_annotation(NodeMemory(())) == ""
-
-
-def test_what_is_held_is_counted_by_pod_and_device():
-    devices = [unit_row(0, 10), unit_row(1, 20)]
-    offer = {device.gpu: (device,) for device in devices}
-    a, b = Holder("x", "a", "main"), Holder("x", "b", "main")
-    held: list[HeldUnit] = [(MEMORY_RESOURCE, id_, (a,), None) for id_ in devices[0].share_ids[:3]]
-    held += [(MEMORY_RESOURCE, id_, (b, a), None) for id_ in devices[1].share_ids[:4]]
-    held += [(MEMORY_RESOURCE, devices[1].share_ids[7], (), None)]
-    held += [
-        (NAME, devices[1].share_ids[8], (a,), None),
-        (MEMORY_RESOURCE, devices[0].share_ids[9], (), "x/part"),
-    ]
-    found = node_memory(offer, held)
-    assert [(device.index, device.used, device.total) for device in found.devices] == [(0, 4, 10), (1, 5, 20)]
-    assert [(pod.name, pod.units) for pod in found.pods] == [
-        ("", (0, 1)),
-        ("a", (3, 0)),
-        ("b", (0, 4)),
-        ("claim part", (1, 0)),
-    ]
-    assert count_shared_gpus(offer) == 2
 
 
 def test_without_an_agent_nobody_knows(capsys, tmp_path):

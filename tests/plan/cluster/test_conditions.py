@@ -5,12 +5,23 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from partage.codec.values import decode
 from partage.model.gpu import NoDriver
 from partage.model.health import HealthState, HealthStatus
 from partage.model.node_labels import NodeTaint
-from partage.plan.cluster.conditions import faults_of, node_taints, pending_gpus, standing
+from partage.plan.cluster.conditions import (
+    PendingGpu,
+    PendingPlan,
+    certain_holder,
+    faults_of,
+    node_taints,
+    pending_gpus,
+    plan_annotation,
+    standing,
+)
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import DependencyProblems, GpuReport
+from partage.plan.serve.ledger_entry import Certainty
 from tests.kubernetes.decide.test_events import ILL, WELL, entry
 from tests.plan.reconcile.test_planner import observe, snapshot
 from tests.plan.test_report import ONE
@@ -76,3 +87,23 @@ def test_a_gpu_waits_for_pods_or_for_what_its_reason_says() -> None:
 
 def test_a_gpu_without_a_plan_is_not_pending() -> None:
     assert pending_gpus(replace(WELL, gpus=(replace(ONE, plan=None),))) == ()
+
+
+def test_a_gpu_is_pending_unless_it_is_settled_or_unknown() -> None:
+    gpus = tuple(replace(ONE, plan=GpuPlan(phase, "")) for phase in Phase)
+    found = {row.phase for row in pending_gpus(replace(WELL, gpus=gpus))}
+    assert found == set(Phase) - {Phase.SETTLED, Phase.UNKNOWN}
+
+
+def test_a_gpu_waits_since_it_was_first_told() -> None:
+    zero, one = (PendingGpu(index, Phase.WAITING, "") for index in (0, 1))
+    first = plan_annotation((zero,), "", "first")
+    both = plan_annotation((zero, one), first, "later")
+    assert [gpu.since for gpu in decode(PendingPlan, both.encode()).gpus] == ["first", "later"]
+    assert plan_annotation((), both, "later") == ""
+
+
+def test_a_holder_is_certain_while_the_kubelet_names_it() -> None:
+    certain = {certainty for certainty in Certainty if certain_holder(entry("train", certainty))}
+    assert certain == {Certainty.OBSERVED, Certainty.PROVEN, Certainty.CLAIMED}
+    assert certain_holder(entry("")) is None

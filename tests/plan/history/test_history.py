@@ -11,9 +11,21 @@ from msgspec.structs import replace
 
 from partage.codec.values import decode
 from partage.edges.files.catalogue import load_catalogue
-from partage.model.samples import Samples
-from partage.model.usage_day import GpuSeen, UsageDay, WorkloadDay
-from partage.plan.history.evidence import Evidence, Run, UsePoint, gather, grows, workload_of_job
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
+from partage.model.samples import DeviceMemory, GpuSample, MigSample, Samples
+from partage.model.share import Guarantee
+from partage.model.usage_day import GpuSeen, RunNow, UsageDay, WorkloadDay
+from partage.plan.history.evidence import (
+    Evidence,
+    JobName,
+    Run,
+    UsePoint,
+    gather,
+    grows,
+    use_points,
+    workload_of,
+    workload_of_job,
+)
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
 from partage.plan.history.keeper import (
     ENDED_AFTER_S,
@@ -23,7 +35,8 @@ from partage.plan.history.keeper import (
     Curve,
     HistoryKeeper,
 )
-from partage.plan.usage import DeviceUse, NodeUse
+from partage.plan.serve.ledger_entry import Holder
+from partage.plan.usage import ContainerUse, DeviceUse, JobUse, NodeUse
 from partage.rightsize.decide import Confidence, Doubt, GpuSize, gather_days, recommend
 from partage.units import GIB, MIB
 from partage.values import Frozen
@@ -357,6 +370,8 @@ def test_while_all_run_no_other_workload_comes_in_and_it_is_counted_once() -> No
     day = keeper.day()
     assert day.left_out == 7
     assert {(row.runs, row.samples) for row in day.workloads} == {(1, 5)}
+    keeper.add(START_S + 4 * STEP_S + ENDED_AFTER_S, points[-7:], NodeUse(), Samples())
+    assert keeper.day().workloads[-1].workload == f"team/{MOST_WORKLOADS - 1}/main", "all may still run"
     late = START_S + ENDED_AFTER_S + 10 * STEP_S
     keeper.add(late, points[-7:], NodeUse(), Samples())
     assert f"team/{MOST_WORKLOADS + 6}/main" in {row.workload for row in keeper.day().workloads}
@@ -369,6 +384,8 @@ def test_while_all_run_no_other_workload_comes_in_and_it_is_counted_once() -> No
         ([1, 1, 2, 2, 3, 3, 4], False),  # too few to say
         ([1, 1, 4, 4, 4, 4, 5, 5], False),
         ([1, 1, 2, 2, 4, 4, 4, 4], False),
+        ([50, 50, 100, 100, 200, 200, 202, 202], False),  # by one percent is not
+        ([50, 50, 100, 100, 101, 101, 200, 200], False),
     ],
 )
 def test_a_run_grows_if_each_of_its_last_quarters_is_higher(highs: list[int], growing: bool) -> None:
@@ -416,7 +433,7 @@ def test_a_run_whose_workload_had_no_room_in_the_file_goes_on() -> None:
     again.begin("d", replace(keeper.day(), workloads=()))
     again.add(START_S + STEP_S, [point("r", 1)], NodeUse(), Samples())
     (row,) = again.day().workloads
-    assert (row.samples, row.started) == (1, 0), "it is not seen for the first time"
+    assert (row.samples, row.started, row.runs) == (1, 0, 1), "it is not seen for the first time"
 
 
 def test_a_container_that_uses_two_devices_is_one_run_in_samples_too() -> None:
@@ -467,3 +484,157 @@ def test_a_day_whose_head_alone_is_too_long_has_no_workloads() -> None:
     gpus = tuple(GpuSeen("x" * 300, number) for number in range(400))
     day = UsageDay("d", "node-a", STEP_S, gpus=gpus, workloads=(row_of([point("r", 1)]),))
     assert decode(UsageDay, fitting(day)).workloads == ()
+
+
+def test_of_runs_with_one_peak_and_one_length_the_first_has_them() -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    for step in range(3):
+        keeper.add(START_S + step * STEP_S, [point("a", 9), point("b", 9)], NodeUse(), Samples())
+    keeper.add(START_S + 3 * STEP_S, [point("a", 8), point("c", 9)], NodeUse(), Samples())
+    day = keeper.day()
+    assert {run.run: (run.has_peak, run.is_longest) for run in day.running} == {
+        "a": (True, True),
+        "b": (False, False),
+        "c": (False, False),
+    }
+    assert day.workloads[0].peak_at_s == START_S
+
+
+def test_a_new_day_has_nothing_of_the_day_before_but_what_runs() -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    keeper.add(START_S, [point("r", 1)], NodeUse(), Samples())
+    before = keeper.day()
+    for again in (HistoryKeeper("node-a", STEP_S), keeper):
+        again.begin("e", before)
+        assert (again.day().workloads, again.samples) == ((), 0)
+        assert [run.run for run in again.day().running] == ["r"]
+
+
+def test_runs_of_an_earlier_agent_are_taken_over_at_its_start_only() -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    keeper.add(START_S, [point("r", 1)], NodeUse(), Samples())
+    other = HistoryKeeper("node-a", STEP_S)
+    other.begin("d")
+    other.add(START_S, [point("other", 1)], NodeUse(), Samples())
+    keeper.begin("e", other.day())
+    assert [run.run for run in keeper.day().running] == ["r"]
+
+
+def test_what_the_figures_of_a_container_leave_open_is_not_used() -> None:
+    amounts = [DeviceUse(used_bytes=GIB), DeviceUse(used_bytes=0, peak_bytes=GIB), DeviceUse(used_bytes=0)]
+    points = [
+        UsePoint(run=f"{number} r", workload="team/web/main", container="r", amount=amount)
+        for number, amount in enumerate([*amounts, DeviceUse()])
+    ]
+    row = row_of(points)
+    assert (row.devices, row.runs) == (2, 3)
+
+
+def test_the_mean_of_a_node_is_of_gpus_that_have_a_figure() -> None:
+    memory = DeviceMemory(80 * GIB, 6 * GIB, 74 * GIB)
+    samples = Samples(gpus=(GpuSample(GpuUuid("GPU-1"), memory), GpuSample(GpuUuid("GPU-2"))))
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    keeper.know_gpus([GpuSeen("L4", 1)])
+    keeper.know_gpus([GpuSeen("H100", 2), GpuSeen("L4", 1)])
+    keeper.add(START_S, [], NodeUse(), samples)
+    assert keeper.day().used_bytes == 6 * GIB
+    assert keeper.day().gpus == (GpuSeen("L4", 1), GpuSeen("H100", 2))
+
+
+COURSE = RunNow("r", "team/web/main", START_S, START_S, GIB, START_S, 2, 1, (1, 2), (3, 4), True, True)
+
+
+@pytest.mark.parametrize(
+    ("course", "known"),
+    [
+        (COURSE, True),
+        (replace(COURSE, last=2), True),
+        (replace(COURSE, lows=(1,) * MOST_PARTS, highs=(2,) * MOST_PARTS), True),
+        (replace(COURSE, lows=(1,) * (MOST_PARTS + 1), highs=(2,) * (MOST_PARTS + 1)), False),
+        (replace(COURSE, lows=(1,)), False),
+        (replace(COURSE, lows=(), highs=()), False),
+        (replace(COURSE, last=3), False),
+        (replace(COURSE, last=0), False),
+    ],
+)
+def test_a_course_that_cannot_be_is_begun_anew(course: RunNow, known: bool) -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("e", UsageDay("d", "node-a", STEP_S, running=(course,)))
+    (run,) = keeper.day().running
+    assert (run.lows, run.highs) == ((course.lows, course.highs) if known else ((), ()))
+
+
+def test_a_day_as_long_as_its_file_may_be_stays_whole() -> None:
+    day = UsageDay("d", "", STEP_S, workloads=(row_of([point("r", 1)]),))
+    full = replace(day, node="x" * (LIMIT_BYTES - len(fitting(day))))
+    assert len(fitting(full)) == LIMIT_BYTES
+    assert decode(UsageDay, fitting(full)).workloads == day.workloads
+    assert decode(UsageDay, fitting(replace(full, node=full.node + "x"))).workloads == ()
+
+    running = replace(day, running=(replace(COURSE, run=""),))
+    room = RUNNING_LIMIT_BYTES - (len(fitting(running)) - len(fitting(day)))
+    longest = replace(COURSE, run="x" * room)
+    assert decode(UsageDay, fitting(replace(day, running=(longest,)))).running == (longest,)
+    assert decode(UsageDay, fitting(replace(day, running=(replace(longest, run="x" * (room + 1)),)))) == day
+
+
+HOLDER = Holder("team", "web-7d4b9c6f5d-x2x4k", "main")
+SIZES = Samples(
+    gpus=(GpuSample(GpuUuid("GPU-1"), DeviceMemory(80, 0, 80)), GpuSample(GpuUuid("GPU-2"))),
+    migs=(
+        MigSample(GpuUuid("GPU-1"), DeviceMemory(10, 0, 10), device=MigUuid("MIG-1"), gi_id=1, ci_id=0),
+        MigSample(GpuUuid("GPU-1"), device=MigUuid("MIG-2"), gi_id=2, ci_id=0),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("device", "guarantee", "share_bytes", "visible"),
+    [
+        (GpuUuid("GPU-1"), Guarantee.HARD, 20, 20),
+        (GpuUuid("GPU-1"), Guarantee.ADVISORY, 20, 20),
+        (GpuUuid("GPU-1"), Guarantee.NONE, 20, 80),
+        (GpuUuid("GPU-1"), Guarantee.GUARDED, None, 80),
+        (GpuUuid("GPU-1"), None, None, 80),
+        (GpuUuid("GPU-2"), None, None, 0),
+        (MigUuid("MIG-1"), Guarantee.NONE, 5, 10),
+        (MigUuid("MIG-2"), Guarantee.NONE, 5, 0),
+    ],
+)
+def test_a_program_takes_its_share_for_the_whole_memory_where_it_is_kept_to_it(
+    device: DeviceUuid, guarantee: Guarantee | None, share_bytes: int | None, visible: int
+) -> None:
+    use = DeviceUse(used_bytes=1)
+    held = ContainerUse(GpuUuid("GPU-1"), device, HOLDER, use, share_bytes=share_bytes, guarantee=guarantee)
+    (found,) = use_points(NodeUse(containers=(held,)), SIZES, {})
+    assert (found.workload, found.visible_bytes) == ("team/web/main", visible)
+
+
+def test_jobs_are_told_by_the_names_that_people_know() -> None:
+    gpu = GpuUuid("GPU-1")
+    use = NodeUse(jobs=(JobUse(gpu, gpu, "7", DeviceUse()), JobUse(gpu, gpu, "8", DeviceUse())))
+    (found,) = use_points(use, SIZES, {"8": JobName("alice", "train")})
+    assert (found.workload, found.container, found.visible_bytes) == ("slurm:alice/train", "job 8", 80)
+
+
+def test_without_a_share_a_limited_run_sees_the_whole_device() -> None:
+    run = Run(workload="w", at_s=(0.0,), used_bytes=(1,), device_bytes=80, limited=True)
+    assert (run.visible_bytes, replace(run, share_bytes=20).visible_bytes) == (80, 20)
+    assert replace(run, share_bytes=20, limited=False).visible_bytes == 80
+
+
+def test_a_usual_distance_that_is_known_overrules_that_of_the_samples() -> None:
+    run = Run(workload="w", at_s=(0.0, 30.0, 60.0), used_bytes=(1, 1, 1), device_bytes=80)
+    assert gather([run])[0].coverage == 1.0
+    assert gather([run], 10.0)[0].coverage == pytest.approx((2 * 15 + 10) / (60 + 10))
+
+
+@pytest.mark.parametrize(
+    ("pod", "workload"), [("train-7d4b9c6f5d-x2x4k", "train"), ("web-0", "web"), ("-7", "-7")]
+)
+def test_a_pod_is_of_the_controller_that_its_name_tells(pod: str, workload: str) -> None:
+    assert workload_of(pod) == workload

@@ -22,6 +22,6 @@ def fitting(day: UsageDay) -> bytes:
         gone = max(1, len(bare.workloads) // 16)
         bare = replace(bare, workloads=bare.workloads[gone:], left_out=bare.left_out + gone)
     running, room = day.running, len(content) + RUNNING_LIMIT_BYTES
-    while running and len(content := encode(replace(bare, running=running))) > room:
+    while len(content := encode(replace(bare, running=running))) > room:
         running = running[: len(running) - max(1, len(running) // 8)]
-    return content if running else encode(bare)
+    return content

@@ -148,8 +148,7 @@ class HistoryKeeper:
     def know_gpus(self, gpus: Iterable[GpuSeen]) -> None:
         """The models that the node has now."""
         models = tuple(dict.fromkeys((*self._head.gpus, *gpus)))
-        if models != self._head.gpus:
-            self._head = replace(self._head, gpus=models)
+        self._head = replace(self._head, gpus=models)
 
     def day(self, *, closed: bool = False) -> UsageDay:
         """The day as it is now, the workloads that were seen last at the end. closed: without what runs."""
@@ -168,12 +167,12 @@ class HistoryKeeper:
     def _add_point(self, now_s: int, point: UsePoint) -> bool:
         """Whether it says anything."""
         run = self._runs.get(point.run)
-        used = point.amount.used_bytes
+        used, peak = point.amount.used_bytes, point.amount.peak_bytes or 0
         if used is None and run is None:
             used = point.amount.peak_bytes  # it has ended before it was seen
         if used is None:
-            if run is not None and (point.amount.peak_bytes or 0) > run.peak_bytes:
-                run.peak_bytes, run.peak_at_s = point.amount.peak_bytes or 0, now_s
+            if run is not None and peak > run.peak_bytes:
+                run.peak_bytes, run.peak_at_s = peak, now_s
                 if (row := self._rows.get(run.workload)) is not None:
                     self._judge(row, run, point)
             return False
@@ -187,8 +186,8 @@ class HistoryKeeper:
         new, run.date = run.date != self.date, self.date
         run.last_s, run.absent_s = max(now_s, run.last_s), 0.0
         run.curve.add(used)
-        if (peak := max(used, point.amount.peak_bytes or 0)) > run.peak_bytes:
-            run.peak_bytes, run.peak_at_s = peak, now_s
+        if (highest := max(used, peak)) > run.peak_bytes:
+            run.peak_bytes, run.peak_at_s = highest, now_s
         row = self._row(point.workload, now_s)
         if row is None:
             self._head = replace(self._head, left_out=self._head.left_out + new)
