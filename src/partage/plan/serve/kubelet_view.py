@@ -103,7 +103,7 @@ def kubelet_view(
         left = held.left.get(name, frozenset())
         listed = tuple(_device_rows(shares, healthy, condition.cordoned, ids, left))
         listed = one_device_where_needed(listed, ids, refused.get(name))
-        awaited[name] = _awaited(shares, listed, condition.cordoned, ids)
+        awaited[name] = _awaited(shares, listed, condition.cordoned)
         admitted = awaited[name] & held.admitted.get(name, frozenset())
         rows[name] = given_to_nobody_else(listed, admitted, ids, held.largest.get(name, 1))
         blocked[name] = _blocked(rows[name], admitted, ids)
@@ -132,7 +132,7 @@ def given_to_nobody_else(
     name away. So they stay healthy while others are free for the largest pod: GetPreferredAllocation
     chooses those. held: all held ids.
     """
-    if not awaited or _free(rows, awaited, held) >= largest:
+    if _free(rows, awaited, held) >= largest:
         return rows
     return tuple(replace(row, healthy=False) if row.id in awaited else row for row in rows)
 
@@ -143,16 +143,15 @@ def _is_ours(rows: Sequence[ListedShare]) -> bool:
 
 
 def _awaited(
-    shares: Sequence[ListedShare],
-    rows: Sequence[DeviceRow],
-    cordoned: Collection[GpuUuid],
-    held: Collection[ShareId],
+    shares: Sequence[ListedShare], rows: Sequence[DeviceRow], cordoned: Collection[GpuUuid]
 ) -> frozenset[ShareId]:
-    """Held ids that nobody else may get: their device waits for their end, or their GPU is cordoned."""
+    """Held ids that nobody else may get: their device waits for their end, or their GPU is cordoned, of which
+    no free row is healthy.
+    """
     return frozenset(
         row.id
         for share, row in zip(shares, rows, strict=True)
-        if row.healthy and (share.awaited or (share.gpu in cordoned and share.id in held))
+        if row.healthy and (share.awaited or share.gpu in cordoned)
     )
 
 
