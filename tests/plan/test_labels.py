@@ -50,8 +50,20 @@ def test_several_models_have_what_is_true_of_all():
     assert (labels["partage.dev/gpu.NVIDIA-H200"], labels["partage.dev/gpu.NVIDIA-L40S"]) == ("4", "4")
 
 
-def test_a_machine_without_a_name_is_unknown():
-    assert _gpus(_labels(replace(_of("l40s"), machine_type="")))["machine"] == "unknown"
+@pytest.mark.parametrize(("name", "label"), [("", "unknown"), ("DGX H100", "DGX-H100")])
+def test_a_machine_has_its_name_and_without_one_it_is_unknown(name, label):
+    assert _gpus(_labels(replace(_of("l40s"), machine_type=name)))["machine"] == label
+
+
+@pytest.mark.parametrize(("name", "label"), [("l40s", "false"), ("h100-sxm5-80gb", "true")])
+def test_a_node_is_capable_of_mig_where_a_gpu_is(name, label):
+    assert _labels(_of(name))["nvidia.com/mig.capable"] == label
+
+
+@pytest.mark.parametrize(("strategy", "label"), [("none", None), ("mixed", "mixed"), ("single", "single")])
+def test_the_mig_strategy_is_said_unless_it_is_none(strategy, label):
+    labels = _labels(_of("l40s"), f"version: v1\nflags: {{migStrategy: {strategy}}}")
+    assert labels.get("nvidia.com/mig.strategy") == label
 
 
 def test_single_on_a_node_without_mig_labels_whole_gpus():
@@ -132,8 +144,23 @@ def test_single_puts_the_mig_devices_in_place_of_the_gpus():
     assert (found["memory"], found["multiprocessors"], found["slices.gi"]) == ("40448", "60", "3")
 
 
-def test_single_with_unequal_devices_is_invalid():
-    inventory = _file(_TWO_MIG.replace("3g.40gb, start: 4", "1g.10gb, start: 4"))
+_ONE_MIG = """\
+gpus:
+  - name: NVIDIA H100 80GB HBM3
+  - name: NVIDIA H100 80GB HBM3
+    mig_devices: [{gi: 1, ci: 0, profile: 3g.40gb, start: 0, multiprocessors: 60}]
+"""
+
+
+def test_replicas_of_whole_gpus_are_those_of_gpus_without_mig():
+    assert _gpus(_labels(_file(_ONE_MIG)))["replicas"] == "1"
+    planned = "version: partage/v1\ngpus: [{select: all, mig: {layout: [3g.40gb]}}]"
+    assert _gpus(_labels(_of("2xh100-sxm5-80gb"), planned))["replicas"] == "0", "they will have MIG devices"
+
+
+@pytest.mark.parametrize("text", [_TWO_MIG.replace("3g.40gb, start: 4", "1g.10gb, start: 4"), _ONE_MIG])
+def test_single_with_unequal_devices_or_a_gpu_without_one_is_invalid(text):
+    inventory = _file(text)
     options = parse_policy(_SINGLE, "config.yaml").policy.options
     found = _gpus(node_labels(inventory, {}, options, geometry_of))
     assert (found["product"], found["count"], found["replicas"]) == (f"{_H100}-MIG-INVALID", "0", "0")
@@ -144,14 +171,19 @@ def test_mps_capable_is_for_nodes_where_all_is_mps():
     mps = "version: partage/v1\ngpus: [{select: {index: [0]}, mps: {replicas: 2}}]"
     assert _labels(_of("1xh100-sxm5-80gb"), mps)["nvidia.com/mps.capable"] == "true"
     assert _labels(_of("2xh100-sxm5-80gb"), mps)["nvidia.com/mps.capable"] == "false"
+    assert _labels(_file(_ONE_MIG), mps)["nvidia.com/mps.capable"] == "false"
+    nothing = node_labels(_of("1xh100-sxm5-80gb"), {}, Options(), geometry_of)
+    assert nothing["nvidia.com/mps.capable"] == "false"
 
 
-def test_a_node_without_a_gpu_has_almost_no_labels():
+def test_a_node_without_a_gpu_or_a_driver_has_almost_no_labels():
     absent = Inventory(NoDriver("driver-missing", "no driver"))
-    assert node_labels(absent, {}, parse_policy("version: v1", "c").policy.options, geometry_of, 5.9) == {
-        "nvidia.com/gfd.timestamp": "5",
-        "nvidia.com/vgpu.present": "false",
-    }
+    known = _of("l40s")
+    for inventory in (absent, replace(known, driver=absent.driver), replace(known, gpus=())):
+        assert node_labels(inventory, {}, Options(), geometry_of, 5.9) == {
+            "nvidia.com/gfd.timestamp": "5",
+            "nvidia.com/vgpu.present": "false",
+        }
 
 
 @pytest.mark.parametrize(
