@@ -11,7 +11,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.errors import Problem
 from partage.model.gpu import MigMode
 from partage.model.policy import AllDevices, DesiredMig, GpuEntry, NodeLayouts, Policy
-from partage.plan.gpu_operator import mig_config_report
+from partage.plan.gpu_operator import VALIDATIONS, mig_config_report, not_validated, paused_by
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.plan.report import MigConfigReport, MigConfigState
@@ -45,6 +45,30 @@ def said(
 
 def test_without_the_label_nothing_is_said() -> None:
     assert mig_config_report("", (), desired(), plan(), MigConfigReport(NAME, SUCCESS)) is None
+
+
+def test_the_operators_pause_is_a_label_of_its_own_with_a_value_of_its_own() -> None:
+    deploy = "nvidia.com/gpu.deploy.dcgm"
+    paused = {"other/label": "paused-for-lunch", deploy: "paused-for-driver-upgrade"}
+    assert paused_by(paused) == f"the Node's label {deploy} says paused-for-driver-upgrade"
+    assert paused_by({"other/label": "paused-for-lunch", deploy: "true"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [(None, ""), ([], "driver-ready"), (["driver-ready"], "toolkit-ready"), (VALIDATIONS, "")],
+)
+def test_the_first_validation_that_is_missing_is_named(files: list[str] | None, missing: str) -> None:
+    said = not_validated("/run/nvidia/validations", files)
+    assert said == (
+        f"the GPU Operator has not written /run/nvidia/validations/{missing} yet" if missing else ""
+    )
+
+
+def test_a_gpu_without_a_reason_says_its_phase() -> None:
+    silent = NodePlan({UUIDS[0]: GpuPlan(Phase.READY), UUIDS[1]: GpuPlan(Phase.SETTLED)})
+    found = mig_config_report(NAME, (), desired(), silent, None)
+    assert found == MigConfigReport(NAME, PENDING, "GPU 0: ready")
 
 
 def test_a_layout_that_a_rollout_holds_back_is_pending() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from partage.errors import Problem
 from partage.model.gpu_use import LeftProcess
 from partage.model.health import HealthState, HealthStatus
 from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, ShareId
@@ -17,6 +18,7 @@ from partage.plan.report import (
     GpuReport,
     MigConfigReport,
     MigConfigState,
+    PolicyReason,
     PolicyReport,
     PolicyState,
     Report,
@@ -68,6 +70,8 @@ def test_a_fault_is_grave_and_a_recovery_is_not() -> None:
     ill = replace(FIRST, gpus=(replace(ONE, health=HealthStatus(HealthState.UNHEALTHY, "XID 79")),))
     assert events(FIRST, ill) == [("gpu health changed", True)]
     assert events(ill, FIRST) == [("gpu health changed", False)]
+    [fault], [recovery] = diff_reports(FIRST, ill), diff_reports(ill, FIRST)
+    assert (fault.facts["reason"], recovery.facts["reason"]) == ("XID 79", None)
 
 
 def test_a_gpu_that_waits_names_the_pods_once() -> None:
@@ -78,6 +82,7 @@ def test_a_gpu_that_waits_names_the_pods_once() -> None:
     [one] = diff_reports(FIRST, waits)
     assert one.event == "gpu waits"
     assert one.facts["for"] == ["default/trainer"]
+    assert events(replace(FIRST, gpus=(replace(ONE, plan=None),)), waits) == [("gpu waits", False)]
     nobody = GpuPlan(Phase.WAITING, waiting_for=(replace(entry, holders=()),))
     [one] = diff_reports(FIRST, replace(FIRST, gpus=(replace(ONE, plan=nobody),)))
     assert one.facts == {"gpu": "GPU-a", "index": 0, "for": None, "held": 1}
@@ -116,6 +121,72 @@ def test_a_change_of_strategy_is_told_with_both() -> None:
     assert (one.event, one.facts["from"], one.facts["to"]) == ("gpu changed", "exclusive", "mps")
 
 
+def test_shares_in_conflict_are_told_once() -> None:
+    def conflict(text: str) -> Report:
+        return replace(FIRST, gpus=(replace(ONE, plan=GpuPlan(Phase.WAITING, conflict=text)),))
+
+    unplanned = replace(FIRST, gpus=(replace(ONE, plan=None),))
+    for before in (FIRST, unplanned):
+        [one] = diff_reports(before, conflict("two ways at once"))
+        assert (one.event, one.facts["reason"], one.warning) == (
+            "shares in conflict",
+            "two ways at once",
+            True,
+        )
+    assert events(conflict("two ways at once"), conflict("two ways at once")) == []
+    assert events(conflict("two ways at once"), conflict("")) == []
+    assert events(unplanned, FIRST) == []
+
+
+def test_a_gpu_that_goes_on_waiting_is_no_news_when_it_waits_for_nobody_any_more() -> None:
+    entry = LedgerEntry(GPU, ShareId("GPU-a"), Certainty.TENTATIVE, (), 0.0)
+    waits, free = (
+        replace(FIRST, gpus=(replace(ONE, plan=GpuPlan(Phase.WAITING, waiting_for=found)),))
+        for found in ((entry,), ())
+    )
+    assert events(waits, free) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "waits"),
+    [
+        (None, False),
+        (GpuPlan(Phase.SETTLED), False),
+        (GpuPlan(Phase.WAITING), True),
+        (GpuPlan(Phase.WITHDRAWING), True),
+    ],
+)
+def test_a_gpu_waits_for_holders_or_for_the_kubelet(plan: GpuPlan | None, waits: bool) -> None:
+    assert replace(ONE, plan=plan).waits is waits
+
+
+PROBLEM = Problem("gpus[0]", "", "error", "no GPU 8")
+WRONG = PolicyReport(PolicyState.LAST_GOOD, "p.yaml", problems=(PROBLEM,), reason=PolicyReason.DOES_NOT_FIT)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (PolicyReport(PolicyState.BUILT_IN), "the policy in force is every GPU exclusive"),
+        (PolicyReport(PolicyState.FILE, "p.yaml"), "the policy in force is p.yaml"),
+        (
+            PolicyReport(PolicyState.FILE, "policies", config="training", chosen_by="default"),
+            "the policy in force is training, by default",
+        ),
+        (WRONG, f"p.yaml stays in force: {PROBLEM}"),
+        (replace(WRONG, problems=(PROBLEM,) * 3), f"p.yaml stays in force: {PROBLEM} (and 2 more)"),
+        (replace(WRONG, problems=()), "p.yaml stays in force: does-not-fit"),
+        (replace(WRONG, state=PolicyState.NONE), f"no policy is in force: {PROBLEM}"),
+        (
+            replace(WRONG, reason=PolicyReason.ROLLOUT_WAITS),
+            "the policy of before stays in force for now: no GPU 8",
+        ),
+    ],
+)
+def test_one_sentence_says_which_policy_is_in_force_and_why(policy: PolicyReport, said: str) -> None:
+    assert policy.message == said
+
+
 def test_the_layout_of_a_label_is_told_when_it_stands_otherwise() -> None:
     def said(*states: MigConfigState, reason: str = "", name: str = "all-balanced") -> list[object]:
         first, then = (replace(FIRST, mig_config=MigConfigReport(name, state, reason)) for state in states)
@@ -126,6 +197,7 @@ def test_the_layout_of_a_label_is_told_when_it_stands_otherwise() -> None:
     assert said(pending, failed, reason="it is held") == [(failed, "it is held", True)]
     assert said(failed, pending) == [(pending, None, False)]
     now = replace(FIRST, mig_config=MigConfigReport("all-balanced", pending))
+    assert ("mig layout of the label", False) in events(None, now)
     other = replace(FIRST, mig_config=MigConfigReport("all-1g.10gb", pending))
     assert events(FIRST, now) == events(now, other) == [("mig layout of the label", False)]
     assert events(now, FIRST) == []

@@ -69,11 +69,12 @@ def mig_config_report(
         return MigConfigReport(asked, _FAILED, str(problems[0]))
     last = before if before is not None and before.name == asked else MigConfigReport(asked, None)
     layouts = desired.policy.layouts if desired else None
-    if desired is None or layouts is None or layouts.name != asked:
+    resolved = desired if layouts and layouts.name == asked else None
+    if resolved is None:
         # It is not resolved on the node yet: there is no driver, or it is not this node's turn to change.
         return MigConfigReport(asked, _PENDING, held_back) if held_back else last
-    inventory = desired.inventory
-    named = [gpu.uuid for gpu in inventory if gpu.uuid in desired.labelled]
+    inventory = resolved.inventory
+    named = [gpu.uuid for gpu in inventory if gpu.uuid in resolved.labelled]
     plans = [(uuid, plan.gpus.get(uuid, GpuPlan(Phase.UNKNOWN))) for uuid in named]
     unsettled = [(uuid, gpu_plan) for uuid, gpu_plan in plans if gpu_plan.phase is not Phase.SETTLED]
     if not unsettled:

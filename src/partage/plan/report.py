@@ -384,7 +384,7 @@ def diff_reports(before: Report | None, now: Report) -> Iterator[ReportEvent]:
     yield from _gathered(
         (gpu, event) for gpu in now.gpus if gpu.uuid in gpus for event in _gpu(gpus[gpu.uuid], gpu)
     )
-    if now.mig_config is not None and (before is None or before.mig_config != now.mig_config):
+    if now.mig_config is not None:
         yield from _mig_config(before.mig_config if before else None, now.mig_config)
     known = {entry.hold for entry in before.entries if entry.left} if before else set()
     for entry in now.entries:

@@ -13,7 +13,17 @@ from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.ids import MigUuid
-from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, TimeSlicing, WatchAction
+from partage.model.policy import (
+    ALL_EXCLUSIVE,
+    Exclusive,
+    GpuCriteria,
+    GpuEntry,
+    MigStrategy,
+    Mps,
+    Policy,
+    TimeSlicing,
+    WatchAction,
+)
 from partage.model.strategy import Strategy
 from partage.plan.offer.assign import Assignment, assign
 from partage.plan.offer.gpu_devices import PlannedDevice, Target
@@ -208,6 +218,27 @@ def test_a_gpu_that_the_node_does_not_have_is_impossible(select: str, path: str,
     assert first.hint
 
 
+def test_a_selector_that_matches_nothing_because_its_gpu_is_lost_is_no_warning() -> None:
+    policy = native(f"{{select: {{index: 3, uuid: {gpu(0).uuid}}}, exclusive: {{}}}}")
+    (warning,) = lay(policy, eight()).warnings
+    assert warning.hint == "all criteria have to hold"
+    assert lay(policy, lost(eight(), 3)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("inventory", "has"), [(node(), "none"), (node(gpu(0), without_mig(1)), f"{gpu(0).product}, {L40S}")]
+)
+def test_a_model_that_no_gpu_has_is_told_with_what_the_node_has(inventory: Inventory, has: str) -> None:
+    (warning,) = lay(native("{select: {model: v100}, exclusive: {}}"), inventory).warnings
+    assert warning.hint == f"the node has: {has}; * matches any text"
+
+
+def test_a_filter_of_device_ids_counts_in_an_entry_of_any_format() -> None:
+    entry = GpuEntry("gpus[0]", GpuCriteria(device_filter=("0x26b910de",)), TimeSlicing(2))
+    assignment = lay(Policy((entry,)), node(gpu(0), without_mig(1)))
+    assert rows(assignment) == [("0", GPU, "-"), ("1", SHARED, "ts2")]
+
+
 def test_overlapping_selectors_are_an_error_that_names_gpus_and_both_entries() -> None:
     policy = native(
         "{select: {model: h100}, exclusive: {}}, {select: {index: [1, 2, 5]}, mps: {replicas: 2}}"
@@ -255,6 +286,29 @@ def test_a_strategy_applies_to_the_devices_that_a_gpu_presents() -> None:
     assignment = lay(native("{select: all, time-slicing: {replicas: 2}}"), inventory)
     assert rows(assignment) == [(f"0:{n}", "nvidia.com/mig-3g.40gb.shared", "ts2") for n in (0, 1)]
     assert {target.strategy for target in assignment.targets} == {Strategy.MIG}
+
+
+def test_under_mig_strategy_none_mig_is_only_turned_off_and_nothing_is_made_on_demand() -> None:
+    divided = with_devices(gpu(0), "3g.40gb")
+    off = lay(native("{select: all, mig: {layout: all-disabled}}", "{mig-strategy: none}"), node(divided))
+    assert [layout.enabled for layout in off.layouts.values()] == [False]
+    made = native("{select: all, via: claims, mig: {on-demand: true}}")
+    none = replace(made, options=replace(made.options, mig_strategy=MigStrategy.NONE))
+    assert (len(lay(made, node(divided)).on_demand), len(lay(none, node(divided)).on_demand)) == (1, 0)
+
+
+def test_one_share_for_each_container_is_said_of_shares_alone() -> None:
+    """Not of whole GPUs, of units of memory, nor of what claims ask for."""
+    one = "{fail-requests-greater-than-one: true}"
+    ways = {
+        "time-slicing: {replicas: 2}": True,
+        "exclusive: {}": False,
+        "mps: {unit: 1Gi}": False,
+        "via: claims, time-slicing: {replicas: 2}": False,
+    }
+    for way, single in ways.items():
+        (target,) = lay(native(f"{{select: all, {way}}}", one), node(gpu(0))).targets
+        assert target.single is single, way
 
 
 def test_under_mig_strategy_none_the_whole_gpu_is_offered() -> None:
@@ -352,7 +406,8 @@ def test_each_mig_device_can_be_shared_by_mps(entry: str) -> None:
     ids=["partage", "nvidia"],
 )
 def test_mps_on_a_whole_gpu_in_mig_mode_is_impossible_too(policy: Policy) -> None:
-    assert len(refused(Unsatisfiable, policy, node(with_devices(gpu(0), "3g.40gb")))) == 1
+    (problem,) = refused(Unsatisfiable, policy, node(with_devices(gpu(0), "3g.40gb")))
+    assert problem.path in ("gpus[0].mps", "sharing.mps.resources[0]")
 
 
 SINGLE = parse_policy("version: v1\nflags: {migStrategy: single}", "n.yaml").policy
@@ -556,6 +611,18 @@ def test_all_passes_over_gpus_without_mig() -> None:
     assert assignment.warnings == ()
 
 
+def test_a_filter_alone_passes_over_gpus_without_mig() -> None:
+    l40s = f"{{devices: all, device-filter: '0x26B910DE', {BALANCED}}}"
+    (problem,) = refused(Unsatisfiable, mig_parted(l40s), node(gpu(0), without_mig(1)))
+    assert "no GPU of this node has MIG" in problem.message
+
+
+def test_a_configuration_without_entries_or_for_a_node_without_gpus_says_nothing() -> None:
+    nothing = replace(mig_parted(f"{{devices: all, {BALANCED}}}"), entries=())
+    assert lay(nothing, node(gpu(0))).warnings == ()
+    assert lay(mig_parted(f"{{devices: all, {BALANCED}}}"), node()) == Assignment(())
+
+
 def test_a_gpu_without_mig_that_is_listed_is_impossible() -> None:
     (problem,) = refused(
         Unsatisfiable, mig_parted(f"{{devices: [1], {BALANCED}}}"), node(gpu(0), without_mig(1))
@@ -596,6 +663,11 @@ def test_a_filter_with_a_subsystem_id_selects_only_such_boards() -> None:
     assert unknown.message.startswith("GPU 2: passed over: the filter names boards")
     every = lay(mig_parted(f"{{devices: all, {H100}, {BALANCED}}}"), boards)
     assert list(every.strategies.values()) == [Strategy.MIG] * 3, "a filter without one selects all boards"
+
+
+def test_a_gpu_that_the_filter_names_by_its_model_is_not_passed_over() -> None:
+    both = "device-filter: ['0x233010DE:0x16C110DE', '0x233010DE']"
+    assert lay(mig_parted(f"{{devices: all, {both}, {BALANCED}}}"), node(gpu(0))).warnings == ()
 
 
 def test_a_configuration_for_other_boards_names_those_of_the_node() -> None:

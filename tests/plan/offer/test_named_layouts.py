@@ -5,11 +5,13 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.errors import Unsatisfiable
-from partage.model.policy import AllDevices, DesiredMig, GpuEntry, NodeLayouts, Policy
+from partage.errors import InputError, Unsatisfiable
+from partage.model.layout import LayoutItem
+from partage.model.policy import AllDevices, DesiredMig, GpuEntry, NodeLayouts, Policy, TimeSlicing
 from partage.plan.offer.assign import assign
 from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.sim.node.machine_names import parse_machine
+from tests.plan.offer.test_assign import with_devices, without_mig
 from tests.plan.offers import gpu, node
 
 
@@ -59,6 +61,50 @@ def test_a_label_concerns_the_gpus_whose_model_has_its_layout(layout, concerned)
     entry = GpuEntry("label nvidia.com/mig.config", AllDevices(), mig=mig)
     assigned = assign(Policy(layouts=NodeLayouts(layout, (entry,))), node(gpu(0), unknown), geometry_of)
     assert assigned.labelled == {gpu(index).uuid for index in concerned}
+
+
+def labelled(mig, policy=None):
+    entry = GpuEntry("label nvidia.com/mig.config", AllDevices(), mig=mig)
+    return replace(policy or Policy(), layouts=NodeLayouts("the label's", (entry,)))
+
+
+def test_a_label_that_names_devices_and_no_layout_concerns_every_gpu():
+    items = DesiredMig((LayoutItem.parse("9g.1gb"),))
+    with pytest.raises(Unsatisfiable, match="9g"):
+        assign(labelled(items), node(gpu(0), without_mig(1)), geometry_of)
+
+
+@pytest.mark.parametrize(
+    ("mig", "refused"), [(DesiredMig(enabled=False), False), (DesiredMig(named="all-1g.10gb"), True)]
+)
+def test_under_mig_strategy_none_a_label_can_only_turn_mig_off(mig, refused):
+    none = parse_policy("version: partage/v1\nresources: {mig-strategy: none}", "p").policy
+    divided = with_devices(gpu(0), "3g.40gb")
+    if refused:
+        with pytest.raises(Unsatisfiable, match="strategy none, which offers whole GPUs"):
+            assign(labelled(mig, none), node(divided), geometry_of)
+    else:
+        assert assign(labelled(mig, none), node(divided), geometry_of).layouts == {divided.uuid: mig}
+
+
+def test_a_label_that_asks_for_what_an_entry_asks_for_is_no_contradiction():
+    mig = DesiredMig(named="all-1g.10gb")
+    own = Policy((GpuEntry("gpus[0]", AllDevices(), mig=mig),))
+    assert assign(labelled(mig, own), node(gpu(0)), geometry_of).layouts == {gpu(0).uuid: mig}
+    with pytest.raises(InputError, match="has a layout of its own"):
+        assign(labelled(DesiredMig(named="all-2g.20gb"), own), node(gpu(0)), geometry_of)
+    shared = Policy((GpuEntry("gpus[0]", AllDevices(), TimeSlicing(2)),))
+    assert assign(labelled(mig, shared), node(gpu(0)), geometry_of).labelled == {gpu(0).uuid}
+
+
+def test_nvidias_format_has_no_mps_on_mig_devices_that_a_label_will_make_either():
+    text = (
+        "version: v1\nflags: {migStrategy: single, mpsRoot: /run/mps}\n"
+        "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}"
+    )
+    policy = labelled(DesiredMig(named="all-1g.10gb"), parse_policy(text, "p").policy)
+    with pytest.raises(Unsatisfiable, match="MPS is not supported for MIG devices"):
+        assign(policy, node(gpu(0)), geometry_of)
 
 
 def test_a_label_with_a_layout_that_no_gpu_has_is_refused():

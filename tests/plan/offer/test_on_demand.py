@@ -157,6 +157,42 @@ def test_an_empty_instance_of_somebody_else_stops_every_change() -> None:
     assert isinstance(first, DestroyInstance)
 
 
+def test_mig_devices_of_claims_are_offered_in_the_order_of_their_places() -> None:
+    demand = GpuDemand(parts=(item("1g.10gb@6"), item("3g.40gb@0"), item("1g.10gb@4")))
+    assert offered(OFF, demand) == [("3g.40gb", True), ("1g.10gb", True), ("1g.10gb", True)]
+    rows = wants(OFF, demand).offer[OFF.uuid]
+    assert [row.placement.start for row in rows if row.placement] == [0, 4, 6]
+
+
+@pytest.mark.parametrize("text", ["5g.50gb@0", "1g.10gb"])
+def test_what_has_no_place_on_the_gpu_is_no_offer(text: str) -> None:
+    assert offered(ON, GpuDemand(parts=(item(text),))) == []
+
+
+def test_who_asks_for_both_uses_a_mig_device() -> None:
+    both = GpuDemand(whole=True, parts=(item("1g.10gb@6"),))
+    assert offered(ON, both) == [("1g.10gb", True)]
+
+
+def test_where_nobody_has_a_claim_what_is_foreign_is_nothing_that_has_to_go() -> None:
+    assert wants(live("2g.20gb@2"), GpuDemand()).pending == {}
+    beside = wants(live("2g.20gb@2", "1g.10gb@6"), GpuDemand(parts=(item("1g.10gb@6"),)))
+    assert beside.pending == {}
+    ended = wants(live("2g.20gb@2", "1g.10gb@6"), GpuDemand(made=(item("1g.10gb@6"),)))
+    assert ended.pending == {ON.uuid: "1 x 1g.10gb of claims that have ended has to be destroyed"}
+
+
+def test_no_layout_is_wanted_of_a_gpu_that_cannot_have_one() -> None:
+    whole, part = GpuDemand(whole=True), GpuDemand(parts=(item("1g.10gb@6"),))
+    assert wanted_layout(replace(OFF, mig_mode=None), whole) is None
+    unplaced = replace(
+        ON, mig_devices=tuple(replace(one, placement=None) for one in live("1g.10gb@0").mig_devices)
+    )
+    assert wanted_layout(unplaced, part) is None, "only root knows where its devices are"
+    empty = replace(ON, empty_instances=(EmptyInstance(5, "2g.20gb", Placement(2, 2)),))
+    assert wanted_layout(empty, whole) is None, "an instance of somebody else needs MIG mode"
+
+
 # --- laws ------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import chain
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.model.ids import MEMORY_RESOURCE, ResourceName, ShareId, device_of
 from partage.model.share import DeviceRow
@@ -107,6 +109,34 @@ def test_what_was_refused_for_the_kubelets_choice_is_not_forgotten_by_the_next_r
     later.noted(MEMORY_RESOURCE, 5, 0.0)
     later.noted(MEMORY_RESOURCE, 5, FIRST_S + 1.0, ignored=True)
     assert later.in_force(FIRST_S + 2.0)[MEMORY_RESOURCE].ignored
+
+
+@pytest.mark.parametrize(
+    ("again_s", "ignored", "counts"),
+    [(1.0, False, False), (1.0, True, True), (SETTLED_S, False, False), (SETTLED_S + 1.0, False, True)],
+)
+def test_a_refusal_is_the_kubelets_choice_if_it_says_so_or_comes_after_the_list_is_known(
+    again_s: float, ignored: bool, counts: bool
+) -> None:
+    refusals = Refusals()
+    refusals.noted(MEMORY_RESOURCE, 5, 0.0)
+    refusals.noted(MEMORY_RESOURCE, 5, again_s, ignored=ignored)
+    assert refusals.in_force(again_s)[MEMORY_RESOURCE].ignored is counts
+
+
+@pytest.mark.parametrize(("again_s", "lasts_s"), [(2 * FIRST_S - 1.0, 2 * FIRST_S), (2 * FIRST_S, FIRST_S)])
+def test_a_refusal_counts_longer_only_if_it_comes_soon_after_the_last(again_s: float, lasts_s: float) -> None:
+    refusals = Refusals()
+    refusals.noted(MEMORY_RESOURCE, 9, 0.0)
+    refusals.noted(MEMORY_RESOURCE, 9, again_s)
+    assert refusals.due_s(again_s) == again_s + lasts_s
+    assert refusals.due_s(again_s + lasts_s) is None, "it has ended"
+
+
+def test_units_that_cannot_be_used_are_not_free() -> None:
+    rows, held = _node([10, 10, 10], [4, 4, 0])
+    ill = [replace(row, healthy=device_of(row.id) != device_of(rows[-1].id)) for row in rows]
+    assert _free(one_device_where_needed(ill, held, _refused(9)), held) == {device_of(rows[0].id): 6}
 
 
 OTHER = ResourceName("example.com/pairs")

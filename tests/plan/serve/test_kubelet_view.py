@@ -143,5 +143,5 @@ def test_a_held_id_of_no_known_device_is_listed_once_its_gpu_is_known() -> None:
     assert OTHER not in first.by_resource
     known = health(replace(GPUS[0], mig_devices=(device,)), *GPUS[1:])
     then = view(serves(*WHOLE), known, holds, before=first)
-    assert [(row.id, row.healthy) for row in then.by_resource[OTHER]] == [(device.uuid, False)]
+    assert [(row.id, row.healthy) for row in then.by_resource[OTHER]] == [(ShareId(device.uuid), False)]
     assert view(serves(*WHOLE), known, holds, before=then) is then

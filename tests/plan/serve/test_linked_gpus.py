@@ -126,6 +126,26 @@ def test_nvlinks_through_a_switch_outweigh_the_pcie_path() -> None:
     assert LinkedGpus(_names(3), links).best([0, 1, 2], [], 2) == [0, 2]
 
 
+@pytest.mark.parametrize(
+    ("pairs", "size", "best"),
+    [
+        ([(0, 1), (2, 4)], 4, [0, 1, 2, 4]),
+        ([(0, 3), (1, 2), (2, 3), (2, 4), (2, 5), (4, 5)], 5, [0, 2, 3, 4, 5]),
+    ],
+)
+def test_what_growing_and_swapping_misses_is_found(
+    pairs: list[tuple[int, int]], size: int, best: list[int]
+) -> None:
+    """A better set, and one that is as good with lower indexes."""
+    links = [Link(GpuUuid(f"GPU-{a}"), GpuUuid(f"GPU-{b}"), LinkPath.CROSS_CPU) for a, b in pairs]
+    assert LinkedGpus(_names(6), links).best(range(6), [], size) == best
+
+
+def test_links_to_gpus_of_other_resources_do_not_count() -> None:
+    links = _node(4, {pair: _switch(*pair) for pair in combinations(range(4), 2)})
+    assert LinkedGpus(_names(2), links).best([0, 1], [], 1) == [0]
+
+
 def test_eight_of_sixteen_gpus_with_random_links_take_less_than_5_ms() -> None:
     """No symmetry to make use of: the dearest case. Best of several runs, of the processor's time."""
     of_pair = {

@@ -150,6 +150,10 @@ def test_whole_gpus_and_shares_under_one_name_follow_the_policy() -> None:
     cards = [offering(0, 4), offering(1), offering(2)]
     assert _chooser(*cards).prefer(ids(*cards), [], 3) == [share(0, 0), share(1), share(2)]
     links = [Link(gpu(a).uuid, gpu(b).uuid, LinkPath.SAME_CPU) for a, b in ((0, 1), (0, 2), (1, 2))]
+    cards.append(offering(3))
+    nvlink = [Link(gpu(2).uuid, gpu(3).uuid, LinkPath.CROSS_CPU, 4)]
+    with_a_share = _chooser(*cards, links=nvlink).prefer(ids(*cards[1:]), [share(0, 0)], 3)
+    assert with_a_share == [share(0, 0), share(1), share(2)], "not the linked ones: a share is among them"
     only_whole = [share(2), share(1)]
     assert _chooser(*cards, links=links).prefer(only_whole, [], 2) == [share(1), share(2)]
 
@@ -198,6 +202,7 @@ def test_a_request_that_allocate_refuses_anyway_is_answered_by_the_policy() -> N
     """One share per container at most: NVIDIA's plugin prefers by its policy, and then refuses."""
     cards = [_mps(n, 2, single=True) for n in range(3)]
     assert _chooser(*cards).prefer(ids(*cards), [], 3) == [share(0, 0), share(1, 0), share(2, 0)]
+    assert _chooser(*cards).prefer(ids(*cards), [], 2) == [share(0, 0), share(1, 0)]
 
 
 def test_rows_of_one_gpu_are_one_device() -> None:

@@ -71,6 +71,11 @@ def test_what_an_init_container_had_is_used_again_on_its_card() -> None:
     assert caught.value.ignored, "other cards have 5 free: the next such pod would fail on this one again"
 
 
+def test_units_of_two_cards_that_have_to_be_included_are_left_to_allocate() -> None:
+    had = [CARDS[0].share_ids[0], CARDS[1].share_ids[0]]
+    assert _prefer(CARDS, [0, 0, 0, 0], 2, had) == had
+
+
 def test_a_refusal_says_what_is_free() -> None:
     with pytest.raises(NoRoom) as caught:
         _prefer(CARDS, [3, 4, 0, 1], 5)

@@ -209,13 +209,16 @@ def _check_labelled(
     """A GPU has one layout, and MIG strategy ``none`` offers no MIG device."""
     for gpu in inventory:
         owner, entry = owners.get(gpu.uuid), labelled.get(gpu.uuid)
-        if entry is None or entry.mig is None:
+        if entry is None:
             continue
-        if owner is not None and owner.mig not in (None, entry.mig):
+        layout = entry.mig
+        if layout is None:
+            continue
+        if owner is not None and owner.mig not in (None, layout):
             message = f"{owner.origin} has a layout of its own, and the label {MIG_CONFIG} asks for another"
             hint = "remove one of the two; how MIG devices are shared can be said without a layout"
             findings.add("wrong", entry.origin, message, hint, [gpu.index])
-        if entry.mig.enabled and policy.options.mig_strategy is MigStrategy.NONE:
+        if layout.enabled and policy.options.mig_strategy is MigStrategy.NONE:
             message = "a MIG layout under MIG strategy none, which offers whole GPUs"
             findings.add("impossible", entry.origin, message, "set the MIG strategy to mixed or single")
 
@@ -227,10 +230,10 @@ def _layouts(
     layouts = {
         uuid: entry.mig for uuid, entry in owners.items() if entry.mig is not None and not entry.mig.on_demand
     }
-    for uuid, demand in on_demand.items():
-        gpu = inventory.gpu(uuid)
-        if gpu is not None and (layout := wanted_layout(gpu, demand)) is not None:
-            layouts[uuid] = layout
+    for gpu in inventory:
+        demand = on_demand.get(gpu.uuid)
+        if demand is not None and (layout := wanted_layout(gpu, demand)) is not None:
+            layouts[gpu.uuid] = layout
     if strategy is MigStrategy.NONE:
         return {uuid: layout for uuid, layout in layouts.items() if not layout.enabled}
     return layouts

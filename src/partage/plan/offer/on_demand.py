@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from partage.model.claim import GpuDemand
 from partage.model.geometry import Geometry, MigProfile, Placement, instance_memory
-from partage.model.gpu import Gpu, MigDevice
+from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig
 from partage.plan.offer.gpu_devices import GpuDevices, PlannedDevice
@@ -24,7 +24,7 @@ def on_demand_devices(gpu: Gpu, demand: GpuDemand, geometry: Geometry) -> GpuDev
     Without a claim: all of the GPU while MIG mode is off, else none.
     """
     existing = tuple(device for device in gpu.mig_devices if _is_ours(device, demand))
-    if _is_whole(demand) and gpu.mig_enabled and wanted_layout(gpu, demand) is None:
+    if _is_whole(demand) and wanted_layout(gpu, demand) is None:
         return GpuDevices((), True, "MIG mode has to be turned off", judged=False, existing=existing)
     if _is_whole(demand) or not (demand.parts or gpu.mig_enabled):
         pending = "MIG mode has to be turned off" if gpu.mig_enabled else ""
@@ -32,7 +32,7 @@ def on_demand_devices(gpu: Gpu, demand: GpuDemand, geometry: Geometry) -> GpuDev
     there = {_item(device): device for device in existing}
     devices = tuple(
         device
-        for part in sorted(demand.parts, key=lambda part: (part.start or 0, str(part.profile)))
+        for part in sorted(demand.parts, key=_by_place)
         if (device := there.get(part) or _planned(part, geometry, gpu.memory_bytes)) is not None
     )
     return GpuDevices(devices, True, _pending(gpu, demand, devices), judged=False, existing=existing)
@@ -47,11 +47,7 @@ def wanted_layout(gpu: Gpu, demand: GpuDemand) -> DesiredMig | None:
     if gpu.mig_mode is None or gpu.mig_unplaced:
         return None
     foreign = tuple(_item(device) for device in gpu.mig_devices if not _is_ours(device, demand))
-    spared = tuple(
-        LayoutItem(MigProfile.parse(empty.profile), empty.placement.start)
-        for empty in gpu.empty_instances
-        if not _is_own(MigProfile.parse(empty.profile), empty.placement.start, demand)
-    )
+    spared = tuple(_empty(empty) for empty in gpu.empty_instances if not _is_own(_empty(empty), demand))
     if _is_whole(demand):
         return None if foreign or spared else DesiredMig(enabled=False)
     left = len(foreign) < len(gpu.mig_devices) or len(spared) < len(gpu.empty_instances)
@@ -66,7 +62,7 @@ def foreign_places(gpu: Gpu, demand: GpuDemand) -> Iterator[Placement]:
         if device.placement is not None and not _is_ours(device, demand):
             yield device.placement
     for empty in gpu.empty_instances:
-        if not _is_own(MigProfile.parse(empty.profile), empty.placement.start, demand):
+        if not _is_own(_empty(empty), demand):
             yield empty.placement
 
 
@@ -80,15 +76,21 @@ def _item(device: MigDevice) -> LayoutItem:
     return LayoutItem(MigProfile.parse(device.profile), start)
 
 
+def _empty(instance: EmptyInstance) -> LayoutItem:
+    return LayoutItem(MigProfile.parse(instance.profile), instance.placement.start)
+
+
+def _by_place(part: LayoutItem) -> tuple[int, str]:
+    return -1 if part.start is None else part.start, str(part.profile)
+
+
 def _is_ours(device: MigDevice, demand: GpuDemand) -> bool:
     """Claims get whole GPU instances: a device that has only a part of one was made by somebody else."""
-    item = _item(device)
-    return item.start is not None and _is_own(item.profile, item.start, demand)
+    return _is_own(_item(device), demand)
 
 
-def _is_own(profile: MigProfile, start: int, demand: GpuDemand) -> bool:
-    place = LayoutItem(profile, start)
-    return place in demand.made or place in demand.parts
+def _is_own(item: LayoutItem, demand: GpuDemand) -> bool:
+    return item in demand.made or item in demand.parts
 
 
 def _planned(part: LayoutItem, geometry: Geometry, total_bytes: int) -> PlannedDevice | None:

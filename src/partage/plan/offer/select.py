@@ -48,10 +48,12 @@ def select_layouts(
 
 def _has_name(inventory: Inventory, uuid: GpuUuid, entry: GpuEntry, geometry_of: GeometryOf) -> bool:
     named = entry.mig.named if entry.mig else None
+    if named is None:
+        return True
     gpu = inventory.gpu(uuid)
     geometry = geometry_of(gpu) if gpu else None
-    if named is None or geometry is None:
-        return named is None
+    if geometry is None:
+        return False
     try:
         resolve_layout(geometry, (), named)
     except DoesNotFit:
@@ -90,7 +92,7 @@ def _selects(
         case AllDevices():
             return True
         case RemainingGpus():
-            return gpu.uuid not in owners or owners[gpu.uuid] is entry
+            return gpu.uuid not in owners
         case GpuCriteria() as where:
             return (
                 (not where.index or gpu.index in where.index)
@@ -120,8 +122,7 @@ def _is_model(gpu: Gpu, geometry: Geometry | None, patterns: Sequence[str]) -> b
 @lru_cache(maxsize=1024)
 def _names_model(pattern: str, name: str) -> bool:
     """``a100`` matches ``a100-sxm4-40gb`` too, and ``l4`` does not match ``l40s``."""
-    begins = name.startswith((f"{pattern}-", f"{pattern} ")) and "*" not in pattern
-    return begins or glob_matches(pattern, name)
+    return name.startswith((f"{pattern}-", f"{pattern} ")) or glob_matches(pattern, name)
 
 
 def glob_matches(pattern: str, text: str) -> bool:
@@ -230,7 +231,8 @@ def _last_wins(
 def _skips_incapable(entry: GpuEntry) -> bool:
     """``devices: all`` with MIG on skips GPUs without MIG."""
     named = isinstance(entry.select, GpuCriteria) and entry.select.index
-    return not named and entry.mig is not None and entry.mig.enabled
+    enabled = entry.mig.enabled if entry.mig else False
+    return enabled and not named
 
 
 def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[Gpu]:

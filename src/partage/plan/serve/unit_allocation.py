@@ -69,14 +69,14 @@ class UnitAllocator:
                 raise AllocationRefused(f"device {id_!r} has to be included, but is unknown")
         if len(must_include) > size:
             raise AllocationRefused(f"{len(must_include)} devices have to be included, but {size} are wanted")
-        free = self._free(available, must_include)
-        fixed = {self._device_of[id_] for id_ in must_include}
         missing = size - len(must_include)
-        fitting = [device for device, ids in free.items() if len(ids) >= missing and fixed <= {device}]
-        if not fitting and missing:
-            raise NoRoom(self._no_room(free, fixed, must_include, size), size, ignored=bool(fixed))
         if not missing:
             return list(must_include)
+        free = self._free(available, must_include)
+        fixed = {self._device_of[id_] for id_ in must_include}
+        fitting = [device for device, ids in free.items() if len(ids) >= missing and fixed <= {device}]
+        if not fitting:
+            raise NoRoom(self._no_room(free, fixed, must_include, size), size, ignored=bool(fixed))
         sign = -1 if self._spread else 1
         chosen = min(fitting, key=lambda device: (sign * len(free[device]), self._order[device]))
         return [*must_include, *free[chosen][:missing]]
