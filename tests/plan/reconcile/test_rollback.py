@@ -10,7 +10,16 @@ from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig
-from partage.model.step import CreateInstance, DestroyInstance, Reset, SetMigMode, Step
+from partage.model.step import (
+    CreateCompute,
+    Created,
+    CreateInstance,
+    DestroyCompute,
+    DestroyInstance,
+    Reset,
+    SetMigMode,
+    Step,
+)
 from partage.plan.reconcile.mig_plan import live_layout
 from partage.plan.reconcile.rollback import (
     ForeignPart,
@@ -35,6 +44,7 @@ THEIRS = ForeignPart(WAS.uuid, LEFT)
         (replace(WAS, mig_mode=MigMode(current=True, pending=False)), (), False),
         (replace(WAS, mig_mode=MigMode(current=False, pending=False), mig_devices=()), (), False),
         (replace(WAS, mig_mode=None, mig_devices=()), (), False),
+        (replace(WAS, mig_mode=MigMode(current=False, pending=False)), (), False),
         (replace(WAS, empty_instances=(LEFT,)), (), False),
         (replace(WAS, empty_instances=(LEFT,)), (THEIRS,), True),
         (replace(WAS, empty_instances=(LEFT,)), (replace(THEIRS, gpu=gpu(1).uuid),), False),
@@ -45,6 +55,7 @@ THEIRS = ForeignPart(WAS.uuid, LEFT)
         "the mode will change",
         "the mode is off",
         "a GPU without MIG",
+        "the mode is off, though it lists devices",
         "ours left",
         "theirs left",
         "another GPU's",
@@ -93,6 +104,10 @@ OF_FREE = (WAS.uuid, LEFT.profile, LEFT.placement)
         (SetMigMode(gpu(1).uuid, False), None),
         (Reset((WAS.uuid, gpu(1).uuid), ()), DEVICE),
         (Reset((gpu(1).uuid,), ()), None),
+        (DestroyCompute(*OF_DEVICE, "1g.10gb", uuid=WAS.mig_devices[0].uuid), DEVICE),
+        (DestroyCompute(*OF_DEVICE, "1g.10gb", uuid=WAS.mig_devices[1].uuid), None),
+        (DestroyCompute(*OF_DEVICE, "1g.10gb"), DEVICE),
+        (DestroyCompute(gpu(1).uuid, *OF_DEVICE[1:], "1g.10gb"), None),
         (DestroyInstance(*OF_FREE, gi_id=9), FREE),
         (DestroyInstance(*OF_FREE, gi_id=8), None),
         (DestroyInstance(*OF_FREE), DEVICE),
@@ -115,3 +130,18 @@ def test_what_no_step_made_is_foreign() -> None:
     reset = Reset((WAS.uuid,), ())
     assert foreign_parts(left, left, [(reset, None)]) == (FREE,), "no instance outlives a reset"
     assert foreign_parts(left, left, [(replace(reset, gpus=(gpu(1).uuid,)), None)]) == ()
+
+
+def test_what_a_step_says_that_it_made_is_not_foreign() -> None:
+    empty, left = (
+        node(replace(WAS, mig_devices=())),
+        node(replace(WAS, mig_devices=(), empty_instances=(LEFT,))),
+    )
+    create = CreateInstance(*OF_FREE)
+    assert foreign_parts(left, empty, [(create, Created(9))]) == ()
+    assert foreign_parts(left, empty, [(create, Created(8))]) == (FREE,)
+    assert foreign_parts(left, empty, [(create, None)]) == (FREE,)
+    one, device = node(replace(WAS, mig_devices=WAS.mig_devices[:1])), WAS.mig_devices[0]
+    compute = CreateCompute(*OF_DEVICE, "1g.10gb")
+    assert foreign_parts(one, empty, [(compute, Created(7, 0, device.uuid))]) == ()
+    assert foreign_parts(one, empty, [(compute, None)]) == (DEVICE,)
