@@ -225,7 +225,7 @@ async def test_an_api_server_that_is_away_is_degraded_and_nothing_waits_for_it()
         await asyncio.to_thread(agent.wait, lambda: "node-not-updated" in agent.degraded(), "told")
         assert "node-not-updated" not in agent.health()[1], "the node works"
         metric = 'partage_dependency_up{dependency="api-server"}'
-        assert await asyncio.to_thread(agent.metric, metric) == 0
+        await asyncio.to_thread(agent.wait, lambda: agent.metric(metric) == 0, "in a metric, too")
         await api.server.start()
         await asyncio.to_thread(agent.wait, lambda: "node-not-updated" not in agent.degraded(), "well again")
 
