@@ -62,6 +62,8 @@ def test_a_pod_fits_where_its_model_is() -> None:
     assert not room(1000, model="b").fits(named)
     assert room(1000, cpu=HALF.cpu_milli).fits(HALF)
     assert not room(1000, cpu=HALF.cpu_milli - 1).fits(HALF)
+    assert room(1000).fits(replace(HALF, memory_mib=10**6))
+    assert not room(1000).fits(replace(HALF, memory_mib=10**6 + 1))
 
 
 def test_a_replay_looks_as_soon_as_pods_have_asked_for_all() -> None:
@@ -77,6 +79,32 @@ def test_pods_are_drawn_until_they_ask_for_just_more_than_all() -> None:
 def test_pods_without_gpus_can_use_none() -> None:
     fragments = Fragments(mix_of([CPU, WHOLE]))
     assert fragments.of("a", [1000], 64_000) == 500
+
+
+def test_pods_of_one_gpu_of_several_and_of_none_are_told_apart() -> None:
+    named = replace(WHOLE, models=frozenset({"b"}))
+    mix = mix_of([HALF, named, EIGHT, CPU])
+    assert mix.single("a") == {HALF: 0.25}
+    assert mix.single("b") == {HALF: 0.25, named: 0.25}
+    assert mix.without_gpus == {CPU: 0.25}
+    assert [row.gpus for row in mix.slots] == [8]
+
+
+def test_types_beyond_95_of_100_pods_are_not_typical() -> None:
+    assert Fragments(mix_of([HALF] * 19 + [WHOLE])).of("a", [500], 64_000) == 0
+    assert Fragments(mix_of([HALF] * 18 + [WHOLE] * 2)).of("a", [500], 64_000) == pytest.approx(50)
+
+
+def test_pods_of_several_gpus_count_only_on_nodes_that_they_can_have() -> None:
+    two = PodType(0, 0, 2, WHOLE_MILLI, frozenset({"a"}))
+    ssp = Ssp(mix_of([HALF] * 9 + [two]), {"a": 1000, "b": 1000}, exact=False)
+
+    def more(*left: int) -> float:
+        return ssp.potential("a", left, 64_000) - ssp.potential("b", left, 64_000)
+
+    assert more(500, 1000) == pytest.approx(0.8 * 0.1 * 1500)
+    assert more(1000, 1000) == pytest.approx(0)
+    assert more(500) == 0
 
 
 def test_gpus_without_cpu_beside_them_are_stranded() -> None:

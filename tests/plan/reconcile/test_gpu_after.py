@@ -74,10 +74,11 @@ def test_a_daemon_that_is_stopped_before_is_not_there_and_another_one_is() -> No
 def test_a_time_slice_is_lost_with_a_reset_of_this_gpu_alone() -> None:
     want = GpuSettings(interval=Interval.LONG)
 
-    def slices(*first: Reset | SetMigMode) -> tuple[object, ...]:
+    def slices(*first: Reset | SetMigMode | SetComputeMode) -> tuple[object, ...]:
         return steps_after(
             OTHER, first, H100, want, daemons=(), interval=Interval.LONG, original=OriginalSettings()
         )
 
     assert slices() == slices(Reset((GPU.uuid,), ())) == slices(SetMigMode(GPU.uuid, False)) == ()
+    assert slices(SetComputeMode(OTHER.uuid, ALONE, ComputeMode.DEFAULT)) == ()
     assert len(slices(Reset((OTHER.uuid,), ()))) == len(slices(SetMigMode(OTHER.uuid, False))) == 1

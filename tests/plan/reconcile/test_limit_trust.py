@@ -8,6 +8,7 @@ from partage.model.gpu import Driver
 from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, share_id
 from partage.model.mps import (
     NO_HOST_PIDS,
+    ClientLimits,
     ConnectedClient,
     DaemonPhase,
     DaemonState,
@@ -19,9 +20,11 @@ from partage.model.mps import (
 from partage.plan.reconcile.limit_trust import (
     OUTDATED,
     UNSEEN_S,
+    Answered,
     LimitTrust,
     Look,
     Now,
+    Suspicion,
     next_trust,
     with_trust,
 )
@@ -95,6 +98,7 @@ def test_limits_are_set_again_after_one_that_may_though_the_log_says_nothing():
     held = (entry(HOLDER),)
     assert node.then(entries=held, names={A: HOLDER}, tenants=[tenant(A, ROOT)])
     assert not node.trust.to_set, "as long as it may, that changes nothing"
+    assert with_trust(node.now.daemons, node.trust) == node.now.daemons
     assert "may have given it commands" in node.then(entries=(), names={}, tenants=[])
     assert node.trust.to_set == {GPU}
     assert node.then(), "until it was done"
@@ -153,6 +157,42 @@ def test_at_the_first_look_limits_are_set_again_where_somebody_has_the_pipe():
     assert node.then(tenants=[]) == "", "a daemon that was started a moment ago"
 
 
+def test_where_clients_connect_through_namespaces_limits_are_not_set_again():
+    node = Node(sets=False)
+    node.trust = LimitTrust()
+    node.then(tenants=[tenant()], daemons=(daemon(limits=ClientLimits(slots=2)),))
+    assert not node.trust.to_set
+
+
+def test_who_may_have_changed_limits_last_is_told():
+    node = Node(sets=False)
+    node.trust = LimitTrust()
+    assert "nobody watched" in node.then(daemons=(daemon(5),))
+    node.then(tenants=[tenant(A, ROOT)])
+    assert "nobody watched" not in node.trust.suspected[GPU].reason
+    assert "can set the limits" in node.trust.suspected[GPU].reason
+
+
+def test_a_share_without_a_name_is_seen_with_no_container_that_has_none():
+    node = Node()
+    assert "has not been seen yet" in node.then(entries=(entry(since_s=101),), tenants=[tenant(A)], names={})
+
+
+def test_a_share_that_has_ended_waits_for_no_container():
+    node = Node()
+    ended = replace(entry(since_s=101), ended_s=101.0)
+    assert node.then(entries=(ended,)) == ""
+    assert not node.trust.open
+
+
+def test_a_look_that_sees_the_same_may_change_something_while_something_is_awaited():
+    doubt = Suspicion("why", frozenset({5}), 1.0)
+    assert LimitTrust(missing={A: 1.0}).open
+    assert LimitTrust(suspected={GPU: doubt}).open
+    assert LimitTrust(waiting={GPU: frozenset({Answered(entry().hold, 1.0)})}).open
+    assert not LimitTrust(waiting={GPU: frozenset()}).open
+
+
 def test_a_container_counts_as_one_that_may_from_the_answer_until_it_was_seen():
     node = Node()
     assert node.then() == ""
@@ -171,6 +211,8 @@ def test_one_that_may_is_told_with_what_to_change_and_its_time_is_not_forgotten(
     after = node.then(entries=(), tenants=[], names={})
     assert "its clients of that time" in after, "client 5 may have connected while the limit was another"
     assert node.then(within=frozenset({5}), within_s=node.at_s - 1.5), "seen before: that says nothing"
+    same = node.trust.suspected[GPU].since_s
+    assert node.then(within=frozenset({5}), within_s=same), "at that very moment: that says nothing, either"
     assert node.then(within=frozenset({6}), within_s=node.at_s + 0.5), "another process was seen"
     assert node.then(within=frozenset({5}), within_s=node.at_s + 0.5) == ""
 

@@ -60,7 +60,7 @@ def test_what_could_not_be_judged_counts_as_root():
     ("driver", "daemon", "why"),
     [
         (OLD, DAEMON, "every user"),
-        (OWN_SERVERS, replace(DAEMON, multi_user=False), "own user's"),
+        (OWN_SERVERS, replace(DAEMON, multi_user=False), "driver branch 550"),
         (NEW, replace(DAEMON, multi_user=False), "users: single"),
         (NEW, DAEMON, ""),
     ],

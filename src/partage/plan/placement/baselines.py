@@ -46,10 +46,9 @@ class Fgd:
         left = tuple(room.left)
         before = self._fragments(room.model, left, room.cpu_milli)
         cpu_milli = room.cpu_milli - pod.cpu_milli
-        found = choices(pod, left) if pod.gpus == 1 and pod.milli < WHOLE_MILLI else (first_fit(pod, left),)
         scored = [
             (_score(before - self._fragments(room.model, without(pod, left, gpus), cpu_milli)), gpus)
-            for gpus in found
+            for gpus in choices(pod, left)
         ]
         return max(scored, key=lambda pair: pair[0])
 

@@ -89,7 +89,7 @@ def _recognised(
         return entry.uuid if entry.uuid in missing else None
     candidates = [gpu for uuid, gpu in missing.items() if uuid not in found]
     for gpu in candidates:
-        if entry.pci_bus_id is not None and gpu.pci_bus_id == entry.pci_bus_id:
+        if gpu.pci_bus_id == entry.pci_bus_id:
             return gpu.uuid
     for gpu in candidates:
         if entry.pci_bus_id is None and gpu.index == entry.index:

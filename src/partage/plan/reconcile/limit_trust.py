@@ -55,7 +55,7 @@ def why_tenant_commands(tenant: PipeTenant) -> str:
     if tenant.more:
         return f"{tenant} has too many kinds of processes to judge"
     why = next((found for rights in tenant.rights if (found := rights.why_root)), "")
-    if not why and not tenant.rights:
+    if not tenant.rights:
         why = "none of its processes could be read"
     change = "NoNewPrivs for its processes" if tenant.job else RESTRICTED
     return why and f"{tenant} can set the limits of the MPS daemon: {why}; set {change}, or use {NAMESPACES}"
