@@ -78,9 +78,18 @@ def found(*entries: LedgerEntry, checkpoint: bool = True) -> Conflicts:
         (entry(SHARED, share_id(CARD.uuid, 0), "a"), entry(SHARED, share_id(CARD.uuid, 1), "a")),
         (share(None, GPU),),
         (entry(OLD, ShareId("MIG-that-is-gone"), "a"), share(0)),
+        (entry(OLD, ShareId("MIG-that-is-gone"), "a"), entry(OLD, ShareId("MIG-that-is-gone::0"), "b")),
         tuple(entry(OLD, ShareId(device.uuid), f"pod-{n}") for n, device in enumerate(SPLIT.mig_devices)),
     ],
-    ids=["nothing", "two shares", "one pod", "a foreign hold alone", "a device that is gone", "MIG devices"],
+    ids=[
+        "nothing",
+        "two shares",
+        "one pod",
+        "a foreign hold alone",
+        "a device that is gone",
+        "two holds of it",
+        "MIG devices",
+    ],
 )
 def test_holds_that_agree(entries: tuple[LedgerEntry, ...]) -> None:
     assert found(*entries) == Conflicts()
@@ -95,10 +104,14 @@ def test_holds_that_agree(entries: tuple[LedgerEntry, ...]) -> None:
         ),
         ((share(None, GPU), share(0, pod="b")), "shares are held that exclude each other: nvidia.com/gpu "),
         ((share(None, GPU), share(None, OLD, pod="b")), "nvidia.com/old"),
+        (
+            (share(None, GPU), replace(entry(SHARED, share_id(CARD.uuid, 0)), certainty=Certainty.TENTATIVE)),
+            f"{CARD.uuid}::0 by a pod that is not named yet",
+        ),
         ((share(0), share(5, OLD, pod="b")), f"nvidia.com/old {CARD.uuid}::5 by default/b"),
         ((entry(OLD, ShareId(SPLIT.uuid), "a"), entry(OLD, ShareId(MIG), "b")), MIG),
     ],
-    ids=["two pods", "whole and share", "two resources", "two offers", "GPU and MIG device"],
+    ids=["two pods", "whole and share", "two resources", "not named", "two offers", "GPU and MIG device"],
 )
 def test_holds_that_exclude_each_other(entries: tuple[LedgerEntry, ...], text: str) -> None:
     conflict = found(*entries)

@@ -335,6 +335,11 @@ def test_an_instance_in_use_blocks_where_it_is_wanted_elsewhere():
     card = Card(H100).live("3g.40gb", 0)
     card.busy = {uuid_at(card, 0)}
     assert "at other memory slices" in blocked(card, "3g.40gb@4").reason
+    card.live("3g.40gb", 4)
+    assert "at other memory slices" in blocked(card, "3g.40gb@4").reason, "the one there is free"
+    card = Card(H100).live("3g.40gb", 0).live("1g.10gb", 4)
+    card.busy = {uuid_at(card, 0), uuid_at(card, 4)}
+    assert "at other memory slices" in blocked(card, "3g.40gb@4").reason, "one 3g.40gb is in use, no more"
 
 
 def test_more_in_use_than_wanted_blocks():
@@ -374,6 +379,7 @@ def test_a_use_of_the_whole_gpu_is_a_use_of_all_its_instances():
     card = Card(H100).live("1g.10gb", 6)
     answer = plan(card, desired(), uses=[has_gpu()])
     assert answer.kind is BlockKind.HELD
+    assert "cannot have no MIG device" in answer.reason
     assert isinstance(plan(card, desired("1g.10gb", "2g.20gb"), uses=[has_gpu()]), GpuMigPlan)
 
 
@@ -386,7 +392,10 @@ def test_the_first_instance_waits_for_an_idle_gpu():
     card = Card(H100)
     card.in_use = True
     assert plan(card, desired("1g.10gb")).kind is BlockKind.HELD
+    assert plan(card, DesiredMig(named="all-1g.10gb")).kind is BlockKind.HELD
     assert plan(card, desired()).steps == ()
+    gone = GpuUse(GPU_0, UseKind.PROCESS, "python", 4711, gi_id=9)
+    assert isinstance(plan(card, desired("1g.10gb"), uses=[gone]), GpuMigPlan), "it has not the whole GPU"
 
 
 def test_without_a_geometry_a_layout_is_not_plannable_unless_it_lives_already():

@@ -230,6 +230,12 @@ def test_two_gpus_joined_by_a_bridge_are_reset_one_by_one():
     assert reset_sets(node(cards(A100_PCIE, 2), 12)) == {"GPU-0": ("GPU-0",), "GPU-1": ("GPU-1",)}
 
 
+def test_only_gpus_that_change_their_mode_by_a_reset_share_one():
+    some = [Card("a100-40gb", 0, product=A100_PCIE), *(Card("h100-sxm5-80gb", index) for index in (1, 2))]
+    for mixed in (some, some[::-1]):
+        assert {len(group) for group in reset_sets(node(mixed)).values()} == {1}
+
+
 # --- cost ----------------------------------------------------------------------------------------
 
 

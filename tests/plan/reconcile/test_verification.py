@@ -7,9 +7,11 @@ from msgspec.structs import replace
 
 from partage.model.gpu import ComputeMode
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.mps import ClientLimits, DaemonPhase
+from partage.model.mps import ClientLimits, DaemonPhase, DaemonState, MpsNamespace
 from partage.model.share import Guarantee
-from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee, verifier
+from partage.plan.reconcile.verification import limits_share, stated_guarantee, verified_guarantee, verifier
+from partage.units import GIB
+from tests.plan.offers import gpu, node, offering, unit_row
 from tests.plan.reconcile.test_planner import WHOLE, desired_of, observe, snapshot, with_mps
 
 
@@ -93,6 +95,21 @@ def test_a_whole_gpu_is_verified_while_it_answers() -> None:
     assert verified_guarantee(share, now.observed, (), {}) is Guarantee.HARD
     lost = replace(now.observed, node=replace(now.observed.node, lost={uuid: "it fell off the bus"}))
     assert verified_guarantee(share, lost, (), {}) is None
+    assert verified_guarantee(replace(share, gpu=GpuUuid("GPU-9")), now.observed, (), {}) is None
+
+
+def test_a_mig_device_is_verified_while_it_is_there() -> None:
+    has, row = gpu(0, migs=2), offering(0, mig=1)
+    assert verified_guarantee(row, snapshot(node(has)).observed, (), {}) is Guarantee.HARD
+    assert verified_guarantee(row, snapshot(node(gpu(0, migs=1))).observed, (), {}) is None
+
+
+@pytest.mark.parametrize(("second", "seen"), [(2 * GIB, True), (GIB, False), (None, False)])
+def test_units_are_limited_if_each_amount_has_its_namespace(second: int | None, seen: bool) -> None:
+    row = replace(unit_row(0, 2), pipe="pipe/units")
+    limits = ClientLimits(namespaces=(MpsNamespace("units1", GIB), MpsNamespace("units2", second)))
+    daemon = DaemonState(row.gpu, row.device, DaemonPhase.SERVING, 7, (), limits)
+    assert limits_share(daemon, row) is seen
 
 
 def test_a_device_that_has_still_to_be_made_is_only_promised() -> None:

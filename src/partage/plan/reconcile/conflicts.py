@@ -57,7 +57,7 @@ def conflicts(
         certain = [entry for entry, count in pods if count]
         if twice := [entry for entry, count in pods if count > 1]:
             found[gpu] = f"several pods hold the same share: {_list(twice)}"
-        elif excluding and _exclude_each_other(gpu, certain, foreign.get(gpu, ())):
+        elif _exclude_each_other(gpu, certain, foreign.get(gpu, ())):
             found[gpu] = f"shares are held that exclude each other: {_list(certain)}"
     return Conflicts(found, frozenset(suspected))
 
