@@ -68,8 +68,9 @@ def test_a_gpu_in_mig_mode_is_as_busy_as_its_busiest_instance(
         )
         for number, part in enumerate(instances)
     )
+    unmeasured = MigSample(GPU, device=MigUuid("MIG-y"), gi_id=9, ci_id=0)
     other = MigSample(OTHER, device=MigUuid("MIG-x"), gi_id=1, ci_id=0, activity=Activity(graphics=1.0))
-    assert busy_of(sample(busy=None), Samples(migs=(*migs, other))) == busy
+    assert busy_of(sample(busy=None), Samples(migs=(*migs, unmeasured, other))) == busy
 
 
 def test_what_is_not_measured_stays_unknown() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.geometry import Placement
-from partage.model.gpu import ComputeMode, Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
+from partage.model.gpu import PAUSED, ComputeMode, Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.health import GpuCondition, HealthState, Xid
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
 from partage.model.mps import DaemonPhase, DaemonState
@@ -202,6 +202,27 @@ def test_no_share_can_be_used_while_containers_would_not_have_the_drivers_librar
     node = Turning()
     node.turn(bare="no libraries")
     assert node.healthy() == [False] * 4
+
+
+@pytest.mark.parametrize(("kind", "usable"), [(PAUSED, False), ("driver-missing", True)])
+def test_while_the_driver_is_paused_no_share_can_be_used(kind: str, usable: bool) -> None:
+    """One that only does not answer may be back in a moment."""
+    node = Turning()
+    node.turn()
+    away = replace(node.inventory, driver=NoDriver(kind, "the operator exchanges it"))
+    node.node = replace(node.node, inventory=away)
+    node.turn()
+    assert node.healthy() == [usable] * 4
+
+
+def test_under_mig_strategy_none_a_gpu_in_mig_mode_is_healthy_as_a_whole() -> None:
+    plain = observed()
+    divided = replace(plain.gpus[0], mig_mode=MigMode(True, True))
+    node = Turning(
+        f"{EXCLUSIVE}resources: {{mig-strategy: none}}\n", replace(plain, gpus=(divided, *plain.gpus[1:]))
+    )
+    node.turn()
+    assert node.healthy() == [True] * 4
 
 
 def test_a_lost_gpu_keeps_its_rows_as_unhealthy() -> None:

@@ -144,6 +144,8 @@ def test_the_peak_of_a_job_is_that_of_its_own_processes() -> None:
 def test_a_holder_without_processes_uses_nothing_only_where_all_of_them_are_visible() -> None:
     (seen,) = usage_of(samples(active=(GPU,)), {}, grants(train=1)).containers
     assert (seen.amount.used_bytes, seen.amount.sm, seen.share_bytes) == (0, 0.0, 20 * GIB)
+    (idle,) = usage_of(samples(), {}, grants(train=1)).containers
+    assert (idle.amount.used_bytes, idle.amount.sm) == (0, None), "nothing measures the GPU's activity"
     (hidden,) = usage_of(samples(hidden="no hostPID"), {}, grants(train=1)).containers
     assert hidden.amount == DeviceUse()
 
@@ -160,6 +162,8 @@ def test_a_container_without_a_share_is_told_apart_where_holders_are_known() -> 
     assert (use.grant, use.share_bytes) == (GrantKind.NONE, None)
     (use,) = usage_of(given, {TRAIN: WHO}, grants(), holders_known=False).containers
     assert use.grant is GrantKind.UNKNOWN
+    (use,) = usage_of(given, {TRAIN: WHO}, grants(train=1), holders_known=False).containers
+    assert use.grant is GrantKind.HELD
 
 
 def test_activity_is_absent_where_nothing_measures_it() -> None:
@@ -169,6 +173,44 @@ def test_activity_is_absent_where_nothing_measures_it() -> None:
     assert use.amount.sm == 1.0  # rows of single processes may add up to more than the GPU
     (use,) = usage_of(samples(*rows), {TRAIN: WHO}, grants()).containers
     assert use.amount.sm is None
+
+
+def test_the_activity_of_a_gpu_says_nothing_of_its_mig_devices() -> None:
+    held: dict[tuple[DeviceUuid, Holder], tuple[DeviceOffer, ...]] = {
+        (MIG, WHO): (replace(offer()[0], device=MIG),)
+    }
+    granted = ShareGrants(held, frozenset([(GPU, WHO)]), frozenset())
+    (idle,) = usage_of(samples(active=(GPU,)), {}, granted).containers
+    assert (idle.amount.used_bytes, idle.amount.sm) == (0, None)
+    busy = samples(row(1, GIB, V2.format(TRAIN), device=MIG), active=(GPU,))
+    (use,) = usage_of(busy, {TRAIN: WHO}, granted).containers
+    assert (use.amount.used_bytes, use.amount.sm) == (GIB, None)
+
+
+def test_what_belongs_to_jobs_and_to_nobody_is_told_by_mig_device() -> None:
+    found = usage_of(samples(row(1, GIB, JOB, device=MIG), row(2, 2 * GIB, device=MIG)), {}, grants())
+    assert [(job.device, job.job) for job in found.jobs] == [(MIG, "77")]
+    of_host = [(one.device, one.used_bytes) for one in found.rest if one.reason is OtherMemory.HOST]
+    assert of_host == [(MIG, 2 * GIB)]
+
+
+def test_a_process_of_the_host_without_a_figure_has_no_memory() -> None:
+    found = usage_of(samples(row(1, None), row(2, GIB)), {}, grants())
+    assert rest_of(found) == {OtherMemory.HOST: GIB}
+    assert {one.device for one in found.rest} == {GPU}
+
+
+def test_what_is_in_the_cgroup_of_a_pod_is_of_no_job() -> None:
+    in_pod = f"0::/kubepods/pod{POD}/system.slice/slurmstepd.scope/job_77/step_0"
+    found = usage_of(samples(row(1, GIB, in_pod)), {}, grants())
+    assert (found.jobs, rest_of(found)) == ((), {OtherMemory.UNNAMED: GIB})
+
+
+def test_what_is_used_now_can_be_more_than_the_last_peak() -> None:
+    lower = samples(row(1, GIB, V2.format(TRAIN))).peaks
+    given = replace(samples(row(1, 3 * GIB, V2.format(TRAIN))), peaks=lower)
+    (use,) = usage_of(given, {TRAIN: WHO}, grants(train=1)).containers
+    assert (use.amount.used_bytes, use.amount.peak_bytes) == (3 * GIB, 3 * GIB)
 
 
 def test_of_a_gpu_in_mig_mode_the_rest_is_that_of_its_mig_devices() -> None:

@@ -102,6 +102,20 @@ def test_what_the_largest_pod_cannot_have_is_not_enough(full: Turning):
     assert full.view.blocked == {GPU: 1}
 
 
+def test_gpus_that_wait_say_which_free_shares_cannot_be_given_until_then(full: Turning):
+    waits, (free, foreign) = changing(full)
+    hold(full, {"two": waits})
+    full.ledger.allocated(ResourceName("example.com/other"), [foreign], full.now_s)
+    done = full.turn()
+    assert full.view.blocked == {GPU: 1}
+    until_then = "until then 1 free share of nvidia.com/gpu cannot be given"
+    said = {share_id(gpu): until_then in plan.reason for gpu, plan in done.plan.gpus.items()}
+    assert said == {**dict.fromkeys(waits, True), free: False, foreign: False}
+    assert "until then" not in done.plan.gpus[full.inventory.gpus[3].uuid].reason, "it waits for another one"
+    full.desired = None  # type: ignore[assignment]
+    assert full.turn().plan.gpus == {}
+
+
 def test_after_a_registration_held_ids_are_healthy_until_their_holders_are_named_again(full: Turning):
     waits, _ = changing(full)
     full.ledger.registering(GPU, full.now_s)

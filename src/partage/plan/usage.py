@@ -232,7 +232,7 @@ def _sum(use: DeviceUse, other: DeviceUse) -> DeviceUse:
 
 def _with_peak(amount: DeviceUse, peak: OwnerPeak) -> DeviceUse:
     """The highest of what is known. A process without a figure has none of its peak either."""
-    if peak.peak_bytes == 0 and amount.used_bytes is None:
+    if peak.peak_bytes == 0:
         return amount
     return replace(amount, peak_bytes=max(peak.peak_bytes, amount.peak_bytes or 0))
 
@@ -261,11 +261,11 @@ def _jobs(
 
 
 def _job(row: GpuProcess) -> str:
-    """The Slurm job of a process outside of containers; empty for others."""
+    """The Slurm job of a process that is in no container; empty where it is of a pod, or of no job."""
     if row.kind is ProcessKind.MPS_SERVER:
         return ""
     owner: Owner = parse_cgroup(row.cgroups)
-    return owner.job.job if owner.job and not owner.pod and not owner.container else ""
+    return owner.job.job if owner.job and not owner.pod else ""
 
 
 # --- the rest ------------------------------------------------------------------------------------

@@ -110,6 +110,10 @@ def _guarded(
     ).answer(wanted)
 
 
+def test_the_size_of_a_device_that_does_not_answer_is_that_of_its_shares() -> None:
+    assert _guarded([share(9, 0)], offering(9, 4)).envs["PARTAGE_TOTAL_BYTES"] == str(80 * GIB)
+
+
 def test_a_guarded_share_brings_the_guard_and_the_size_of_its_device() -> None:
     answer = _guarded([share(1, 3)], offering(1, 4))
     assert answer.mounts == (Mount("/opt/partage/guard", "/run/partage/guard/1", read_only=True),)
@@ -269,6 +273,13 @@ def test_cdi_alone_puts_nothing_else_of_nvidias_into_the_answer() -> None:
         f"{_VENDOR}/imex-channel=0",
         f"{_VENDOR}/gds=all",
     )
+
+
+def test_a_class_of_cdi_devices_whose_feature_is_off_is_not_given() -> None:
+    answer = _answer(
+        [share(0)], offering(0), options=Options(device_list=(CRI,)), cdi_classes=("gds", "gdrcopy")
+    )
+    assert answer.cdi_devices == (f"{_VENDOR}/gpu={gpu(0).uuid}",)
 
 
 def test_cdi_annotations_have_a_key_that_follows_from_the_ids() -> None:

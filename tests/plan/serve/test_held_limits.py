@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from partage.model.driver_limit import LimitAt, LimitBackend, LimitState, LimitSupport, SeenLimit
 from partage.model.gpu_use import GpuProcess, Processes, ProcessKind
-from partage.model.ids import ContainerId, GpuUuid, ResourceName
+from partage.model.ids import ContainerId, GpuUuid, MigUuid, ResourceName
 from partage.model.policy import Mps, Policy, TimeSlicing, WatchAction
 from partage.model.samples import Samples
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.advertise import advertise
 from partage.plan.reconcile.verification import stated_guarantee
 from partage.plan.serve.held_limits import (
+    as_seen,
     counted_devices,
     counted_places,
     held_limits,
@@ -85,6 +86,9 @@ def test_the_kernel_counts_for_whoever_holds_a_whole_gpu_that_mps_does_not_serve
     through_mps = advertise(assignment(target(CARD, Mps(4))), node(CARD, driver="615.71.09"), Policy())
     assert counted_devices(plain, node(CARD)) == {CARD.uuid}
     assert counted_devices(plain, node(card)) == counted_devices(through_mps, node(CARD)) == frozenset()
+    on_mig = {CARD.uuid: (replace(row_of(plain), device=MigUuid("MIG-0")),)}
+    assert counted_devices(on_mig, node(CARD)) == frozenset()
+    assert counted_devices(plain, node(replace(CARD, limits=None))) == frozenset()
     entries = [entry(0, A), entry(1, A), entry(2, B, ended_s=1.0)]
     assert counted_places(entries, {CARD.uuid}, NAMES) == {at(OLD), at(NEW)}
     assert counted_places(entries, {GpuUuid("GPU-other")}, NAMES) == frozenset()
@@ -99,6 +103,7 @@ def test_a_holder_that_is_not_certain_has_none_and_shares_without_limits_neither
     assert wanted_limits([entry(0, A, B), entry(1)], offered(), NAMES) == {}
     assert wanted_limits([entry(0, A)], offered(limited=False), NAMES) == {}
     assert wanted_limits([entry(0, A, ended_s=1.0)], offered(), NAMES) == {}
+    assert wanted_limits([entry(0, A, resource=ResourceName("x/y"))], offered(), NAMES) == {}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,11 @@ def test_a_container_that_was_not_seen_yet_has_none() -> None:
         (state,) = held_limits([entry(0, A)], offered(), {NEW: A}, looked, ()).values()
         assert not state.in_force
         assert "no cgroup" in state.reason
+
+
+def test_why_no_limit_was_read_is_said() -> None:
+    state = read_limit(SHARE, SeenLimit(at(NEW), cgroup="/c", why="the driver has no limits"), late=False)
+    assert state == HeldLimit(SHARE, None, reason="the driver has no limits")
 
 
 def test_a_limit_that_was_set_afterwards_is_said_to_be_late() -> None:
@@ -227,6 +237,11 @@ def test_what_is_counted_for_a_cgroup_needs_no_process() -> None:
         assert (usage.holder, usage.used_bytes, usage.partly, usage.counted) == (A, 3 * GIB, False, True)
 
 
+def test_what_is_counted_for_a_job_is_of_no_container() -> None:
+    found = check_usage(Processes(()), NAMES, grants_of([], offered()), {}, {at(ContainerId("78")): GIB})
+    assert found.usages == ()
+
+
 def test_use_says_what_is_counted_and_keeps_the_highest() -> None:
     """So does the history, from which ``rightsize`` reads: it samples this."""
     grants = grants_of([entry(0, A, limit=HELD)], offered())
@@ -266,3 +281,11 @@ def test_shares_that_nobody_holds_have_the_guarantee_that_can_be_seen() -> None:
     assert said_of(row, []) is Guarantee.NONE
     assert said_of(replace(row, guard=True), []) is Guarantee.ADVISORY
     assert said_of(replace(row, limited=False), []) is row.guarantee
+    assert said_of(row, [entry(0, A, limit=HELD)]) is Guarantee.HARD
+
+
+def test_an_offer_says_of_limited_shares_what_was_seen_and_of_others_what_is_promised() -> None:
+    assert row_of(as_seen(offered(), [])).guarantee is Guarantee.NONE
+    assert row_of(as_seen(offered(), [entry(0, A, limit=HELD)])).guarantee is Guarantee.HARD
+    plain = offered(limited=False)
+    assert as_seen(plain, []) == plain

@@ -346,6 +346,16 @@ def test_a_pod_that_ended_before_it_was_ever_named_does_not_take_a_freed_share_b
     assert only_holder(ledger, A) is None
 
 
+@pytest.mark.parametrize("asked_s", [3, 5])
+def test_an_answer_that_is_older_than_the_end_forgets_no_former_holder(asked_s: float):
+    ledger = Ledger()
+    ledger.observed([says("job-1", A)], 1)
+    ledger.offered_as_free(GPU, [A], 5)
+    ledger.observed([], asked_s)
+    ledger.observed([says("job-1", A)], 6)
+    assert ledger.entries() == ()
+
+
 def test_an_ended_pod_that_is_still_listed_is_not_taken_for_the_new_holder():
     ledger = Ledger()
     ledger.allocated(GPU, [A], 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -72,6 +73,17 @@ def test_a_file_of_the_version_before_is_known() -> None:
     assert (found.name, found.limits) == (device["name"], (DriverLimit(A, GIB),))
 
 
+def test_an_option_of_another_version_is_no_limit() -> None:
+    limits = limit_set([DriverLimit(A, GIB)], NAME)
+    text = json.dumps(limits_spec(limits, HOOK)).replace('"set", ', '"set", "--wait=5", ')
+    assert "--wait=5" in text
+    assert set_in(text.encode()) == limits
+
+
+def test_a_file_without_a_limit_is_of_none() -> None:
+    assert set_in(json.dumps(limits_spec(limit_set([], NAME), HOOK)).encode()) is None
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -80,6 +92,7 @@ def test_a_file_of_the_version_before_is_known() -> None:
         lambda text: text.replace(str(GIB), "1"),
         lambda text: text.replace("hooks", "mounts"),
         lambda text: text.replace('"name": "set-', '"name": "../set-'),
+        lambda text: re.sub('("name": "set-[0-9a-f]+)', r"\1/../other", text),
         lambda text: "[]",
     ],
 )

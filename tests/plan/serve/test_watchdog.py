@@ -100,6 +100,12 @@ def test_a_container_over_its_shares_is_named_with_both_figures() -> None:
     assert (verdict.ends, verdict.clients) == ((), ())
 
 
+def test_a_container_that_uses_all_of_its_shares_and_no_more_is_within_them() -> None:
+    result = watched(process(7, used=20 * GIB))
+    assert (result.violations, only(result).over) == ((), False)
+    assert only(result).why_over == "uses 20 GiB of GPU-0; its shares are 20 GiB"
+
+
 def test_containers_of_one_pod_are_judged_each_by_itself() -> None:
     result = watched(
         process(7, used=15 * GIB), process(8, NOTEBOOK, 15 * GIB), entries=(entry(0), entry(1, NOTEBOOK))
@@ -208,6 +214,8 @@ def test_a_mig_device_is_judged_by_its_own_shares() -> None:
     on_mig = process(7, used=6 * GIB, device="MIG-1", gi_id=2, ci_id=0)
     (verdict,) = watched(on_mig, offering=mig, entries=entries).violations
     assert (verdict.usage.device, verdict.usage.gpu, verdict.usage.granted_bytes) == ("MIG-1", GPU, 5 * GIB)
+    server = replace(on_mig, kind=ProcessKind.MPS_SERVER)
+    assert watched(server, offering=mig, entries=entries).unattributed == (), "the tenant's own"
     # Without permission the driver names the GPU only: on which part it is cannot be told.
     assert only(watched(process(7, used=6 * GIB), offering=mig, entries=entries)).grant is GrantKind.UNKNOWN
 

@@ -138,7 +138,7 @@ class EndingHolds:
         gone = pods - by_pod.keys()
         for hold, ending in list(self._by_hold.items()):
             self.gone(hold, gone)
-            if hold in self._by_hold and (seen := ending.pods & pods - gone):
+            if seen := ending.pods & pods - gone:
                 processes = tuple(process for pod in sorted(seen) for process in by_pod[pod])
                 entry = replace(ending.entry, left=processes, unseen="", unseen_s=None)
                 self._put(hold, EndingHold(entry, ending.pods - gone))

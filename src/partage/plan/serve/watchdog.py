@@ -292,8 +292,7 @@ def check_usage(
     """
 
     def _is_tenants(server: GpuProcess, owner: Owner) -> bool:
-        holder = names.get(owner.container)
-        return holder is not None and (server.device or server.gpu, holder) in granted.by
+        return (server.device or server.gpu, names.get(owner.container)) in granted.by
 
     owned: dict[tuple[GpuUuid, DeviceUuid, ContainerId], list[GpuProcess]] = {}
     owners: dict[ContainerId, Owner] = {}
