@@ -12,6 +12,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError
 from partage.model.gpu import Inventory
+from partage.model.node_labels import ACK_SCHEDULE, STOOD_FOR
 from partage.model.policy import AllDevices, GpuEntry, LabelCondition, Policy
 from partage.plan.offer.assign import assign
 from partage.plan.offer.policy_choice import MOST_VARIANTS, asked_labels, for_node, variants
@@ -64,6 +65,26 @@ def test_several_labels_have_to_match_together_and_an_empty_value_is_one() -> No
     assert [bool(counting(for_node(policy, labels))) for labels in (
         {"a": "x", "b": "y"}, {"a": "x", "b": ""}, {"a": "x"}, {"b": "y"},
     )] == [True, True, False, False]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "stands"), [(next(iter(STOOD_FOR)), True), ("what is here", False)])
+def test_only_an_entry_that_the_schedulers_label_chooses_stands_in_for_what_it_asks(
+    asked: str, stands: bool
+) -> None:
+    condition = LabelCondition(ACK_SCHEDULE, tuple({asked, *STOOD_FOR}))
+    chosen = GpuEntry("gpus[0]", AllDevices(), when=(condition,))
+    other = GpuEntry("gpus[1]", AllDevices(), when=(LabelCondition("pool", ("a",)),))
+    there = for_node(Policy((chosen, other)), {ACK_SCHEDULE: asked, "pool": "a"}).entries
+    said = [entry.in_place_of for entry in there if isinstance(entry, GpuEntry)]
+    assert said == [asked if stands else "", ""]
+
+
+def test_items_of_nvidias_format_count_on_every_node() -> None:
+    items = read("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}")
+    chosen = GpuEntry("gpus[0]", AllDevices(), when=(LabelCondition("pool", ("a",)),))
+    beside = Policy((chosen, *items.entries))
+    assert for_node(items, {"pool": "b"}) == items
+    assert for_node(beside, {"pool": "b"}).entries == items.entries
 
 
 def test_labels_that_are_not_known_are_never_guessed() -> None:

@@ -240,6 +240,13 @@ def test_what_a_policy_cannot_say(entry: str, said: str) -> None:
         parse_policy(f"version: partage/v1\ngpus: [{{select: all, {entry}}}]", "p")
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_gpu_whose_places_are_not_known_cannot_have_it_on_demand(known: bool) -> None:
+    placeless = replace(h100(), profiles=tuple(replace(spec, starts=()) for spec in h100().profiles))
+    with pytest.raises(Unsatisfiable, match="not plannable offline"):
+        resolve(POLICY, node(OFF), lambda _: placeless if known else None)
+
+
 def test_a_gpu_without_mig_cannot_have_it_on_demand() -> None:
     plain = replace(OFF, mig_mode=None)
     with pytest.raises(Unsatisfiable, match="has no MIG"):

@@ -101,6 +101,11 @@ def test_a_container_larger_than_any_card_is_told_so() -> None:
         _prefer(CARDS, SIZES, 80)
 
 
+def test_a_container_as_large_as_the_largest_card_is_told_what_is_free() -> None:
+    with pytest.raises(NoRoom, match="no GPU of this node has that much free"):
+        _prefer(CARDS, [0, 78, 0, 0], 79)
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.data())
 def test_a_choice_is_the_best_fit_and_a_refusal_is_right(sizes: list[int], data: st.DataObject) -> None:

@@ -290,6 +290,14 @@ def test_containers_of_one_claim_are_added_up() -> None:
     )
 
 
+def test_a_container_that_uses_more_than_its_claim_by_itself_is_told_so() -> None:
+    entries = (claimed(0, TRAIN, NOTEBOOK),)
+    found = watched(process(7, used=25 * GIB), process(8, NOTEBOOK, GIB), entries=entries).violations
+    reasons = {violation.usage.container: violation.reason for violation in found}
+    assert reasons[TRAIN].endswith("uses 25 GiB of GPU-0; its shares are 20 GiB")
+    assert "is one of 2 that use 26 GiB" in reasons[NOTEBOOK]
+
+
 def test_containers_of_two_claims_are_judged_each_by_itself() -> None:
     entries = (claimed(0, TRAIN), claimed(1, NOTEBOOK, claim="team/b"))
     result = watched(process(7, used=5 * GIB), process(8, NOTEBOOK, 25 * GIB), entries=entries)
