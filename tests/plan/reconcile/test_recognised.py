@@ -113,6 +113,13 @@ def test_a_gpu_waits_unless_it_was_listed_with_just_these_shares(
     assert unknown_terms({}, holds, before, {}) == set()
 
 
+def test_a_share_of_a_mig_device_is_one_of_its_gpu() -> None:
+    row = replace(SLICED, device=gpu(0, migs=1).mig_devices[0].uuid)
+    holds = held_of([entry(NAME, row.share_ids[0])])
+    assert unknown_terms({UUID: (row,)}, holds, {}, {row.device: UUID}) == {UUID}
+    assert unknown_terms({UUID: (row,)}, holds, {NAME: frozenset(row.share_ids)}, {row.device: UUID}) == set()
+
+
 def test_shares_of_several_sizes_and_units_are_not_known_by_their_number() -> None:
     units = unit_row(0, 2)
     holds = held_of([entry(units.resource, share(0, 0))])

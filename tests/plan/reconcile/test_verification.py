@@ -82,6 +82,12 @@ def test_what_is_promised_less_is_still_looked_at() -> None:
     (share,) = desired.offer[uuid]
     promised = replace(share, guarantee=Guarantee.ADVISORY)
     assert verifier(desired.offer, now.observed, {uuid}, {})(promised) is Guarantee.GUARDED
+    assert verifier({}, now.observed, {uuid}, {})(promised) is Guarantee.ADVISORY, (
+        "of no kind that is guarded"
+    )
+    known = now.observed.node
+    opened = replace(now.observed, node=replace(known, inventory=replace(known.inventory, open_to_env=True)))
+    assert verifier(desired.offer, opened, {uuid}, {})(promised) is Guarantee.ADVISORY
     (daemon,) = now.observed.daemons or ()
     lost = replace(now.observed, daemons=(replace(daemon, limits=ClientLimits()),))
     assert verifier(desired.offer, lost, {uuid}, {})(promised) is Guarantee.NONE
