@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import importlib
 import itertools
@@ -19,6 +20,8 @@ import pytest
 from tools.mutate.faults import AWAKE, DECISIONS, Fault
 from tools.mutate.forks import in_forks
 
+_ENDLESS_S = 180
+"""A test that takes so long ends its fork. That is longer than the timeout of one test."""
 _STARTS_PROCESS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec")
 
 
@@ -73,6 +76,7 @@ class Runner:
         self._say = say
         self._quick = quick
         self._folder = Path.cwd()
+        self._nowhere = os.open(os.devnull, os.O_WRONLY)
         self._items: list[pytest.Item] = []
         self._failed = False
         self._group: tuple[str, int] | None = None
@@ -177,9 +181,12 @@ class Runner:
         group = item.get_closest_marker("xdist_group")
         self._hold("" if group is None else str(group.kwargs.get("name") or group.args[0]))
         self._failed = False
+        # A timeout that a law fails with lets hypothesis play the endless loop again, without one.
+        faulthandler.dump_traceback_later(_ENDLESS_S, exit=True, file=self._nowhere)
         item.config.hook.pytest_runtest_protocol(
             item=item, nextitem=None if following is None else self._items[following]
         )
+        faulthandler.cancel_dump_traceback_later()
         return self._failed
 
     def _hold(self, group: str) -> None:
