@@ -28,9 +28,9 @@ REAL_PARTS := build/.slurm-tried build/.browser-tried build/.prometheus-tried bu
 # Which tests `make e2e` runs; `E2E=slow`: those that wait for a minute or more.
 E2E ?= not slow
 STORY  ?= examples/07-mixed-node/story.yaml
-# Twice as many workers as two cores: half of the time a test waits for sockets and processes.
+# More workers than two cores: a third of the time a test waits for sockets and processes.
 # Each worker would rewrite the assertions of all tests anew where Python may not write bytecode.
-PYTEST ?= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadgroup
+PYTEST ?= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo limit-hook slurm-limits image wheel test test-all test-313 walks mutate check format lint types contracts pictures docs reference soak claims-kills guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean

@@ -103,6 +103,31 @@ def _proc(directory: Path, *, private: bool, marked: bool, lines: str = "0::/\n"
     return DaemonHost(proc=proc, run=directory / "run")
 
 
+def test_a_cgroup_is_removed_once_the_last_thread_has_left_it(tmp_path, monkeypatch):
+    host = _proc(tmp_path, private=False, marked=False)
+    paths = DaemonPaths(tmp_path / "GPU-1")
+    (cgroup,) = map(Path, host.make_cgroups(host.home(), paths))
+    host.remove_cgroup(paths)
+    assert not cgroup.exists()
+    cgroup.mkdir()
+    (cgroup / "thread").touch()
+    pauses = []
+
+    def pause(pause_s):  # the kernel has no call that waits until a cgroup is empty
+        pauses.append(pause_s)
+        if len(pauses) == 2:
+            (cgroup / "thread").unlink()
+
+    monkeypatch.setattr(time, "sleep", pause)
+    host.remove_cgroup(paths)
+    assert not cgroup.exists()
+    cgroup.mkdir()
+    (cgroup / "process").touch()
+    host.remove_cgroup(paths)
+    assert cgroup.exists()
+    assert sum(pauses[2:]) < 1
+
+
 POD = f"0::/kubepods.slice/cri-containerd-{'a' * 64}.scope\n"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from zlib import crc32
@@ -31,6 +32,9 @@ INITIAL_CGROUP_NAMESPACE = "cgroup:[4026531835]"
 """The host's own cgroup namespace has this number on every Linux (PROC_CGROUP_INIT_INO)."""
 
 _CGROUP = "partage-mps"
+
+_LEAVES_WITHIN_S = (0.01, 0.05, 0.1, 0.2, 0.0)
+"""Pauses after each try to remove a cgroup."""
 
 
 class DaemonHost(Frozen):
@@ -92,11 +96,21 @@ class DaemonHost(Frozen):
         return found
 
     def remove_cgroup(self, paths: DaemonPaths) -> None:
-        """Remove the daemon's own cgroup. If a process is still in it, it stays; it uses no resources."""
+        """Remove the daemon's own cgroup. If a process is still in it, it stays; it uses no resources.
+        Blocking: the last thread of a killed process may leave after the process is seen to have ended.
+        """
         root = dict(self._roots()).get(UNIFIED)
-        if root is not None:
-            with contextlib.suppress(OSError):
+        if root is None:
+            return
+        for pause_s in _LEAVES_WITHIN_S:
+            try:
                 _own_cgroup(Path(root), paths).rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(pause_s)
+            else:
+                return
 
     def cgroup_namespace(self) -> str:
         """The host's cgroup namespace, to enter before a cgroup of the host is joined: where v2 is mounted
