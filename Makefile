@@ -78,7 +78,7 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-test: $(READY) build/.tests-compiled  ## the tests that need nothing but Python (7 minutes on two cores)
+test: $(READY) build/.tests-compiled  ## the tests that need nothing but Python (5 minutes on two cores)
 	@PARTAGE_QUICK=1 $(PYTEST) -m "not real" || { test $$? -eq 1 && $(FAILED_ALONE); }
 
 # Once, and not by each worker at the same time: two halves, on two cores.
