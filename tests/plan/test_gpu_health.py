@@ -67,3 +67,9 @@ def test_a_gpu_that_does_not_answer_while_it_is_changed_is_not_lost() -> None:
 def test_a_gpu_that_is_silent_is_suspected_and_no_more() -> None:
     found = after(HealthNews(fresh=True, silent="the driver hangs"), lost(SECOND))
     assert {health.status().state for health in found.values()} == {HealthState.SUSPECT}
+
+
+def test_a_gpu_that_the_node_no_longer_has_is_lost_once_it_was_looked_at() -> None:
+    known = {UNKNOWN: Health()}
+    assert after(HealthNews(), HERE, known)[UNKNOWN].offered()
+    assert not after(HealthNews(fresh=True), HERE, known)[UNKNOWN].offered()

@@ -64,3 +64,9 @@ def test_a_thousand_million_replicas_are_counted_without_making_them() -> None:
     assert list_bytes([huge]) > 10**9 * 50
     assert 60_000 < most_for_each([huge], 4 * 2**20) < 70_000
     assert time.perf_counter() - started < 0.1
+
+
+def test_a_list_that_fills_the_message_fits() -> None:
+    shares = [offering(0, 100)]
+    assert most_for_each(shares, list_bytes(shares)) == 100
+    assert most_for_each(shares, list_bytes(shares) - 1) == 99

@@ -26,7 +26,8 @@ from partage.model.policy import (
 from partage.model.share import Guarantee, resources_of
 from partage.model.strategy import Via
 from partage.plan.offer.desired import DesiredState, resolve
-from partage.plan.offer.memory_units import MOST_UNITS, RESERVED_BYTES
+from partage.plan.offer.memory_units import MOST_NAMESPACES, MOST_UNITS, RESERVED_BYTES
+from partage.plan.offer.mps_shares import limits_clients
 from partage.units import GIB, MIB
 from tests.plan.offers import gpu, node
 
@@ -147,6 +148,21 @@ def test_a_gpu_that_cannot_limit_its_clients_has_units_and_a_daemon_without_limi
     assert (spec.memory_bytes, spec.namespaces) == (None, ())
 
 
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
+def test_there_is_a_namespace_for_each_amount_up_to_a_number(more: int, fits: bool) -> None:
+    whole = replace(gpu(0), memory_bytes=RESERVED_BYTES + (MOST_NAMESPACES + more) * 64 * MIB)
+    if fits:
+        assert resolved(mps(64 * MIB, protocol=3), whole).offer[whole.uuid][0].count == MOST_NAMESPACES
+    else:
+        said = problems(Unsatisfiable, mps(64 * MIB, protocol=3), whole)
+        assert f"{MOST_NAMESPACES + more:,} units: protocol 3 has a namespace for each amount" in said
+
+
+def test_the_first_gpus_whose_clients_have_limits_are_those_of_volta() -> None:
+    limited = {major: limits_clients(replace(gpu(0), compute_capability=(major, 0))) for major in (6, 7, 8)}
+    assert limited == {6: False, 7: True, 8: True}
+
+
 def test_time_slices_limit_no_memory() -> None:
     (row,) = resolved(TimeSlicing(0, units=units()), gpu(0)).offer[gpu(0).uuid]
     assert row.guarantee is Guarantee.NONE
@@ -172,6 +188,18 @@ def test_the_unit_that_is_advised_fits() -> None:
     assert "128Mi or more" in problems(Unsatisfiable, mps(MIB), *cards)
     assert resolved(mps(128 * MIB), *cards).offer
     assert "at most" in problems(Unsatisfiable, mps(64 * MIB), *cards)
+
+
+def test_as_many_units_as_a_node_may_have_are_enough() -> None:
+    whole = replace(gpu(0), memory_bytes=RESERVED_BYTES + MOST_UNITS * 2 * MIB)
+    (row,) = resolved(TimeSlicing(0, units=units(2 * MIB)), whole).offer[whole.uuid]
+    assert row.count == MOST_UNITS
+    assert "2Mi or more" in problems(Unsatisfiable, TimeSlicing(0, units=units(MIB)), whole)
+
+
+def test_the_unit_that_is_advised_is_written_as_policies_write_it() -> None:
+    many = [replace(gpu(number), memory_bytes=RESERVED_BYTES + 700 * GIB) for number in range(8)]
+    assert "take a larger unit: 1Gi or more" in problems(Unsatisfiable, mps(64 * MIB), *many)
 
 
 def test_of_two_units_the_smaller_one_is_to_be_larger() -> None:
