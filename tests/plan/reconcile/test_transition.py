@@ -343,6 +343,52 @@ def test_a_resource_whose_ids_are_all_withdrawn_keeps_an_empty_list():
 
 # --- any interleaving -------------------------------------------------------------------------------
 
+
+def test_settling_begins_anew_where_more_has_to_wait():
+    serving = {GPU_0: GpuServing((mig(0),), (mig(1),), empty_since_s=0.0)}
+    (now,) = transition(serving, {GPU_0: (whole(),)}, NOTHING, 10.0, WITHDRAW_S).values()
+    assert (now.draining, now.empty_since_s) == (True, 10.0)
+
+
+def test_nobody_else_gets_a_share_that_is_waited_for():
+    def awaited(serving: dict[GpuUuid, GpuServing]) -> dict[ShareId, bool]:
+        return {share.id: share.awaited for share in listed_shares(serving, held)[SHARED]}
+
+    held = holding(SHARED, GPU_0_0, GPU_0_1)
+    serving = {GPU_0: GpuServing((sliced(),))}
+    assert set(awaited(serving).values()) == {False}
+    drained = transition(serving, {GPU_0: (whole(),)}, held, 0.0, WITHDRAW_S)
+    assert awaited(drained) == {GPU_0_0: True, GPU_0_1: True}
+    given_up = transition(drained, {GPU_0: (whole(),)}, held, 1.0, WITHDRAW_S, gave_up={GPU_0})
+    assert list(awaited(given_up).values()) == [True, True, False, False]
+
+
+def test_after_a_drain_in_vain_each_free_share_is_given_once_more():
+    wanted, held = {GPU_0: (whole(),)}, holding(SHARED, GPU_0_0)
+    free = tuple((SHARED, share) for share in sliced().share_ids[1:])
+
+    def once_more(serving: dict[GpuUuid, GpuServing], held: HeldIds, *in_conflict: GpuUuid) -> object:
+        (now,) = transition(
+            serving, wanted, held, 1.0, WITHDRAW_S, gave_up={GPU_0}, in_conflict=in_conflict
+        ).values()
+        return now.once_more
+
+    begun = {GPU_0: GpuServing((sliced(),))}
+    assert once_more(begun, held) == free
+    assert once_more(begun, held, GPU_0) is None, "no share of it may be held"
+    assert once_more(begun, NOTHING) is None, "it changes"
+    given = transition(begun, wanted, held, 1.0, WITHDRAW_S, gave_up={GPU_0})
+    assert once_more(given, holding(SHARED, GPU_0_0, GPU_0_1)) == free[1:]
+    assert (
+        once_more(
+            transition(given, wanted, holding(SHARED, GPU_0_0, GPU_0_1), 2.0, WITHDRAW_S, gave_up={GPU_0}),
+            held,
+        )
+        == free[1:]
+    ), "and not twice"
+    assert transition(begun, wanted, held, 1.0, WITHDRAW_S)[GPU_0].once_more is None
+
+
 GPUS = (GPU_0, GPU_1)
 
 

@@ -9,7 +9,9 @@ from partage.model.gpu import ComputeMode
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import ClientLimits, DaemonPhase, DaemonState, MpsNamespace
 from partage.model.share import Guarantee
+from partage.model.strategy import Via
 from partage.plan.reconcile.verification import limits_share, stated_guarantee, verified_guarantee, verifier
+from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Holder, LedgerEntry
 from partage.units import GIB
 from tests.plan.offers import gpu, node, offering, unit_row
 from tests.plan.reconcile.test_planner import WHOLE, desired_of, observe, snapshot, with_mps
@@ -125,3 +127,36 @@ def test_a_device_that_has_still_to_be_made_is_only_promised() -> None:
     assert verified_guarantee(share, snapshot(inventory).observed, (), {}) is None
     assert stated_guarantee(share, None) is Guarantee.HARD
     assert stated_guarantee(share, Guarantee.NONE) is Guarantee.NONE
+
+
+def test_a_daemon_that_is_not_there_holds_nobody() -> None:
+    desired, now = with_mps(observe())
+    uuid = next(iter(desired.offer))
+    (share,) = desired.offer[uuid]
+    for daemons in ((), None):
+        assert verified_guarantee(share, replace(now.observed, daemons=daemons), {uuid}, {}) is None
+
+
+@pytest.mark.parametrize(("slots", "seen"), [(2, True), (1, False), (0, False)])
+def test_slots_of_claims_are_limited_if_there_is_one_for_each_share(slots: int, seen: bool) -> None:
+    row = replace(unit_row(0, 2), pipe="pipe/slot", via=Via.CLAIMS)
+    daemon = DaemonState(row.gpu, row.device, DaemonPhase.SERVING, 7, (), ClientLimits(slots=slots))
+    assert limits_share(daemon, row) is seen
+
+
+def test_a_limit_of_the_drivers_is_hard_once_that_of_every_holder_was_read() -> None:
+    row = replace(offering(0, 2), limited=True, guarantee=Guarantee.HARD)
+    observed = snapshot(node(gpu(0))).observed
+
+    def held(number: int, in_force: bool) -> LedgerEntry:
+        holder = Holder("x", f"pod-{number}", "main")
+        limit = HeldLimit(1, 1 if in_force else None)
+        return LedgerEntry(
+            row.resource, row.share_ids[number], Certainty.OBSERVED, (holder,), 0.0, limit=limit
+        )
+
+    assert verified_guarantee(row, observed, (), {}) is None, "nobody holds a share"
+    assert verified_guarantee(row, observed, (), {}, [held(0, True)]) is Guarantee.HARD
+    assert verified_guarantee(row, observed, (), {}, [held(0, True), held(1, False)]) is Guarantee.NONE
+    assert stated_guarantee(row, None) is Guarantee.NONE
+    assert stated_guarantee(row, Guarantee.HARD) is Guarantee.HARD

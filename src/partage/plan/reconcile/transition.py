@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 
 from msgspec import Struct, field
 
@@ -16,6 +17,8 @@ from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName,
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, plugin_resources
 from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
 from partage.values import Frozen
+
+_NO_DEVICES: Mapping[DeviceUuid, GpuUuid] = MappingProxyType({})
 
 
 class GpuServing(Frozen):
@@ -77,7 +80,7 @@ def transition(
     now_s: float,
     withdraw_s: float,
     *,
-    gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None,
+    gpu_of: Mapping[DeviceUuid, GpuUuid] = _NO_DEVICES,
     in_conflict: Collection[GpuUuid] = (),
     gave_up: Collection[GpuUuid] = (),
 ) -> dict[GpuUuid, GpuServing]:
@@ -95,7 +98,7 @@ def transition(
     live = {
         gpu: tuple(offering for offering in offer if not offering.planned) for gpu, offer in wanted.items()
     }
-    loads = _loads({**live, **answerable_offer(serving)}, held, gpu_of or {})
+    loads = _loads({**live, **answerable_offer(serving)}, held, gpu_of)
     for gpu in in_conflict:
         loads.setdefault(gpu, _GpuHolds()).in_conflict = True
     for gpu in gave_up:
@@ -108,15 +111,15 @@ def transition(
 
 
 def foreign_holds(
-    serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None
+    serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] = _NO_DEVICES
 ) -> dict[GpuUuid | None, list[Hold]]:
     """GPU UUID to held ids on it that belong to nothing it serves; key None: on no GPU that is known."""
-    loads = _loads(answerable_offer(serving), held, gpu_of or {})
+    loads = _loads(answerable_offer(serving), held, gpu_of)
     return {gpu: load.foreign for gpu, load in loads.items() if load.foreign}
 
 
 def listed_shares(
-    serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None
+    serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] = _NO_DEVICES
 ) -> dict[ResourceName, list[ListedShare]]:
     """The rows for the kubelet, per resource in the order of ``plugin_resources``; foreign holds last. What
     claims ask for is not among them.
@@ -163,7 +166,7 @@ def withdrawn(serving: Mapping[GpuUuid, GpuServing], held: HeldIds) -> frozenset
 def awaited_entries(
     serving: Mapping[GpuUuid, GpuServing],
     entries: Iterable[LedgerEntry],
-    gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None,
+    gpu_of: Mapping[DeviceUuid, GpuUuid] = _NO_DEVICES,
 ) -> dict[GpuUuid, tuple[LedgerEntry, ...]]:
     """For every GPU that waits to change: the held ids, with holders, that it waits for.
 
@@ -177,7 +180,7 @@ def awaited_entries(
     for resource, share in by_hold:
         ids.setdefault(resource, set()).add(share)
     held = HeldIds({resource: frozenset(some) for resource, some in ids.items()})
-    loads = _loads(answerable_offer(serving), held, gpu_of or {})
+    loads = _loads(answerable_offer(serving), held, gpu_of)
     return {
         gpu: tuple(by_hold[hold] for hold in sorted(_waited_for(now, loads.get(gpu, _GpuHolds()))))
         for gpu, now in moving.items()
@@ -246,7 +249,7 @@ def _change_in_place(
         return GpuServing(wanted)
     empty_since_s = None
     if not any(offering.device not in stay for _, offering in load.own):
-        waited = now.empty_since_s is not None and not now.draining and leaving == now.leaving
+        waited = now.empty_since_s is not None and leaving == now.leaving
         empty_since_s = now.empty_since_s if waited else now_s
     if empty_since_s is not None and now_s - empty_since_s >= withdraw_s:
         return GpuServing(wanted)
@@ -256,8 +259,6 @@ def _change_in_place(
 
 def _fits_in_place(now: GpuServing, wanted: GpuOffer) -> bool:
     """Whether no share that may be held is touched: the terms of every device that stays are the same."""
-    if now.offer == wanted and not now.leaving:
-        return True
     offered = (*now.offer, *now.leaving)
     old, new = terms_of(offered), terms_of(wanted)
     if any(old[device] != new[device] for device in old.keys() & new.keys()):
