@@ -155,7 +155,7 @@ reference: $(READY)  ## write the tables of docs/reference anew from the code
 	$(BIN)/python -m tools.reference
 
 # MUTATE="--seed 7 --count 10" chooses others.
-mutate: $(READY)  ## 40 small faults in the decisions, and whether make test finds each (10 minutes)
+mutate: $(READY)  ## 40 small faults in the decisions, and whether make test finds each (15 minutes)
 	$(BIN)/python -m tools.mutate $(MUTATE)
 
 walks: $(READY)  ## print which files run, in order, when a policy and when a MIG layout changes

@@ -238,3 +238,16 @@ def test_a_name_stands_for_one_unit() -> None:
     for second in (mps(2 * GIB), TimeSlicing(0, units=other), TimeSlicing(4)):
         with pytest.raises(InputError, match="cannot know what it gets"):
             tried(entry(0, mps()), entry(1, second, MEMORY_RESOURCE))
+
+
+def test_units_of_one_name_that_are_limited_in_two_ways_are_told_apart() -> None:
+    entries = (
+        GpuEntry("gpus[0]", GpuCriteria(index=(0,)), mps(protocol=3)),
+        GpuEntry("gpus[1]", GpuCriteria(index=(1,)), mps()),
+    )
+    inventory = node(gpu(0), gpu(1), driver=NEW_DRIVER)
+    (warning,) = resolve(Policy(entries, source="p.yaml"), inventory, lambda _: None).warnings
+    assert warning.message.endswith(
+        "guarantee different things: 1 GiB each, MPS, namespaces on GPU 0; "
+        "1 GiB each, MPS, limits in the environment on GPU 1"
+    )
