@@ -15,6 +15,8 @@ from typing import IO, Any, TypeVar
 _Job = TypeVar("_Job")
 _MEMORY = 6 << 30
 """Bytes. A fault may keep a loop from ending, and what it makes grows."""
+_END = "end\n"
+"""The last line of a fork that came to its end. Its exit code does not say so: a test may end it with 0."""
 _MARK = "PARTAGE_FORK"
 """The variable of a fork and of all processes that its tests start."""
 
@@ -35,13 +37,15 @@ def in_forks(
                     running[pid] = job, given
                 else:
                     _do(work(job), given)
-            pid, status = os.wait()
+            pid, _ = os.wait()
             if pid in running:
                 job, given = running.pop(pid)
                 _kill_marked(pid)
                 with given:
                     given.seek(0)
-                    yield job, [json.loads(line) for line in given], status == 0
+                    lines = given.readlines()
+                    ended = lines[-1:] == [_END]
+                    yield job, [json.loads(line) for line in lines[: len(lines) - ended]], ended
     finally:
         for pid in running:
             os.kill(pid, signal.SIGKILL)
@@ -53,7 +57,6 @@ def _unnamed_file() -> IO[str]:
 
 
 def _do(results: Iterable[object], given: IO[str]) -> None:
-    code = 1
     try:
         os.environ[_MARK] = str(os.getpid())
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
@@ -63,9 +66,10 @@ def _do(results: Iterable[object], given: IO[str]) -> None:
         for result in results:
             given.write(json.dumps(result) + "\n")
             given.flush()
-        code = 0
+        given.write(_END)
+        given.flush()
     finally:
-        os._exit(code)  # never back into the loop of who forked
+        os._exit(0)  # never back into the loop of who forked
 
 
 def _kill_marked(pid: int) -> None:
@@ -75,5 +79,5 @@ def _kill_marked(pid: int) -> None:
         try:
             if mark in (directory / "environ").read_bytes().split(b"\0"):
                 os.kill(int(directory.name), signal.SIGKILL)
-        except (OSError, ProcessLookupError):  # it has ended, or is another user's
+        except OSError:  # it has ended, or is another user's
             continue

@@ -85,6 +85,9 @@ class Runner:
         self._failed |= report.failed
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            self.failing = [f"{session.testsfailed} files of tests, which cannot be collected"]
+            return True
         self._items = session.items
         session.config.pluginmanager.unregister(name="terminalreporter")  # forks would all write at once
         package = DECISIONS.removeprefix("src/").replace("/", ".")
@@ -131,9 +134,10 @@ class Runner:
         workers = in_forks(deque(range(at_once)), lambda _: record(), at_once)
         runs = [_Run(*line) for _, lines, _ in workers for line in lines]
         os.close(reader)
-        failed = [run.test for run in runs if run.failed]
+        passed = {run.test for run in runs if not run.failed}
+        failed = [index for index in range(len(self._items)) if index not in passed]  # or ended its fork
         alone = in_forks(deque(failed), lambda index: [self._fails(index, None)], 1)
-        self.failing = [self._items[index].nodeid for index, lines, ended in alone if not ended or lines[0]]
+        self.failing = [self._items[index].nodeid for index, lines, _ in alone if lines != [False]]
         return runs
 
     def _with_faults(self, runs: list[_Run]) -> None:
